@@ -1,0 +1,1 @@
+"""Agentic reinforcement learning on Terminal-Bench-2, from one composed config."""

@@ -1,0 +1,465 @@
+"""Every knob of a run: its type, and one line on what it does.
+
+The values live in conf/; this file holds none, so each default has one home.
+Doc lines are read by `glm52 diff` and `glm52 knobs` through :mod:`glm52_tbench2.config.docs`.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from omegaconf import MISSING
+
+
+class ModelFamily(Enum):
+    glm_moe_dsa = "glm_moe_dsa"
+    glm4_moe_lite = "glm4_moe_lite"
+
+
+class DType(Enum):
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+class Mode(Enum):
+    sync = "sync"
+    fully_async = "fully_async"
+
+
+class PauseMode(Enum):
+    in_place = "in_place"
+    retract = "retract"
+
+
+class Advantage(Enum):
+    grpo = "grpo"
+    dr_grpo = "dr_grpo"
+    rloo = "rloo"
+    max_rl = "max_rl"
+
+
+class PolicyLoss(Enum):
+    ppo = "ppo"
+    gspo = "gspo"
+    cispo = "cispo"
+
+
+class Correction(Enum):
+    none = "none"
+    tis = "tis"
+    icepop = "icepop"
+    mis = "mis"
+    dppo = "dppo"
+
+
+class MisLevel(Enum):
+    token = "token"
+    sequence = "sequence"
+    geometric = "geometric"
+
+
+class MisMode(Enum):
+    truncate = "truncate"
+    clip = "clip"
+    mask = "mask"
+
+
+class Reduction(Enum):
+    sample_mean = "sample_mean"
+    token_mean = "token_mean"
+    token_sum_const = "token_sum_const"
+
+
+class Overlong(Enum):
+    keep = "keep"
+    mask = "mask"
+    penalty = "penalty"
+
+
+class KlEstimator(Enum):
+    k1 = "k1"
+    k2 = "k2"
+    k3 = "k3"
+    low_var_kl = "low_var_kl"
+
+
+class Recompute(Enum):
+    none = "none"
+    full = "full"
+
+
+class Device(Enum):
+    cuda = "cuda"
+    cpu = "cpu"
+
+
+class WeightTransport(Enum):
+    disk = "disk"
+    distributed = "distributed"
+
+
+class SandboxProvider(Enum):
+    local = "local"
+    docker = "docker"
+    daytona = "daytona"
+
+
+class Scheduler(Enum):
+    local = "local"
+    slurm = "slurm"
+
+
+class WandbMode(Enum):
+    online = "online"
+    offline = "offline"
+    disabled = "disabled"
+
+
+@dataclass
+class ModelConfig:
+    name: str = MISSING
+    """Name shown in reports."""
+    family: ModelFamily = MISSING
+    """Architecture: glm_moe_dsa (GLM-5.2) or glm4_moe_lite (GLM-4.7-Flash), as transformers names them."""
+    path: str = MISSING
+    """Folder with the starting weights (HF safetensors), config.json and the tokenizer."""
+    dtype: DType = MISSING
+    """Precision of the trainer's forward and backward pass."""
+    num_layers: int = MISSING
+    """Transformer layers, without the multi-token-prediction layer."""
+    num_dense_layers: int = MISSING
+    """Leading layers with a dense FFN; the rest are mixture-of-experts."""
+    hidden_size: int = MISSING
+    """Width of the residual stream."""
+    dense_ffn_size: int = MISSING
+    """FFN width of a dense layer."""
+    num_heads: int = MISSING
+    """Attention heads."""
+    q_lora_rank: int = MISSING
+    """Rank of the compressed query of multi-head latent attention."""
+    kv_lora_rank: int = MISSING
+    """Rank of the compressed key/value latent, which is what the KV cache holds."""
+    qk_nope_head_dim: int = MISSING
+    """Query/key size a head without rotary embedding."""
+    qk_rope_head_dim: int = MISSING
+    """Query/key size a head with rotary embedding, shared by all heads on the key side."""
+    v_head_dim: int = MISSING
+    """Value size a head."""
+    num_experts: int = MISSING
+    """Routed experts of a mixture layer."""
+    experts_per_token: int = MISSING
+    """Routed experts each token visits."""
+    num_shared_experts: int = MISSING
+    """Experts every token visits."""
+    expert_ffn_size: int = MISSING
+    """FFN width of one expert."""
+    router_scaling: float = MISSING
+    """Factor on the routed experts' summed output."""
+    vocab_size: int = MISSING
+    """Rows of the embedding and of the output layer."""
+    norm_eps: float = MISSING
+    """Epsilon of RMSNorm."""
+    rope_base: float = MISSING
+    """Base of the rotary embedding."""
+    max_position: int = MISSING
+    """Longest sequence the model is configured for, tokens."""
+    index_heads: int = MISSING
+    """Heads of the sparse-attention indexer; 0: dense attention."""
+    index_head_dim: int = MISSING
+    """Size of an indexer head."""
+    index_topk: int = MISSING
+    """Keys the indexer keeps for each query."""
+    index_layers: list[int] = MISSING
+    """1-based layers that compute their own indices; the others reuse the last computed."""
+    num_mtp_layers: int = MISSING
+    """Multi-token-prediction layers, used by speculative decoding only."""
+
+
+@dataclass
+class DataConfig:
+    suite: str = MISSING
+    """Task suite: tbench2 or mini."""
+    train: str = MISSING
+    """Task set trained on: a manifest under data/, as SUITE/SET."""
+    eval: str = MISSING
+    """Task set held out: a manifest under data/, disjoint from the train set."""
+    tasks_dir: str = MISSING
+    """Folder with one sub-folder a task, in Terminal-Bench-2's layout."""
+
+
+@dataclass
+class RolloutConfig:
+    prompts_per_step: int = MISSING
+    """Task groups in one training batch."""
+    samples_per_prompt: int = MISSING
+    """Episodes of one group."""
+    temperature: float = MISSING
+    """Sampling temperature; log-probs are taken at the same temperature."""
+    max_turn_tokens: int = MISSING
+    """Most tokens generated in one turn; a turn that reaches it ends the episode (`length`)."""
+    max_session_tokens: int = MISSING
+    """Most tokens in one episode, prompt and observations included (`budget`)."""
+    max_turns: int = MISSING
+    """Most turns in one episode (`max_turns`)."""
+    episode_timeout_s: float = MISSING
+    """Wall clock of one episode, seconds (`timeout`, reward 0)."""
+    observation_chars: int = MISSING
+    """A command's output is cut to this many characters before the policy sees it."""
+    system_prompt: str = MISSING
+    """System turn of every episode."""
+    max_concurrent_samples: int = MISSING
+    """Episodes in flight; a slot is freed when its sample ends."""
+    mode: Mode = MISSING
+    """sync: generate, then train, in turn; fully_async: generate while training."""
+    pause_mode: PauseMode = MISSING
+    """What a weight update does to running requests: in_place keeps their KV cache, retract drops it."""
+    max_staleness: int | None = MISSING
+    """Drop samples with a token older than this many weight versions; null: keep all."""
+    filters: list[str] = MISSING
+    """Group filters in order: check_no_aborted, check_reward_nonzero_std."""
+
+
+@dataclass
+class MisConfig:
+    level: MisLevel = MISSING
+    """Ratio taken a token, a whole sequence, or as a sequence's geometric mean."""
+    mode: MisMode = MISSING
+    """truncate: cap from above; clip: clamp both sides; mask: zero outside the bounds."""
+    veto: float = MISSING
+    """Drop a sequence that holds a token with a ratio below this."""
+
+
+@dataclass
+class ClipConfig:
+    advantage: Advantage = MISSING
+    """How a group's rewards become advantages."""
+    std_normalise: bool = MISSING
+    """Divide grpo advantages by the group's unbiased standard deviation."""
+    loss: PolicyLoss = MISSING
+    """Policy loss."""
+    eps_low: float = MISSING
+    """Lower clip of the policy ratio, 1 - eps_low; inert with one optimizer step a batch."""
+    eps_high: float = MISSING
+    """Upper clip of the policy ratio, 1 + eps_high; inert with one optimizer step a batch."""
+    dual_clip: float | None = MISSING
+    """Bound on the loss of negative-advantage tokens, in units of -A; null: off."""
+    correction: Correction = MISSING
+    """Correction of the trainer/rollout ratio rho."""
+    correction_low: float = MISSING
+    """Lower bound on rho for tis (a clamp), icepop and mis."""
+    correction_high: float = MISSING
+    """Upper bound on rho for tis (a clamp), icepop and mis."""
+    mis: MisConfig = MISSING
+    """Masked importance sampling, read when correction is mis."""
+    dppo_delta: float = MISSING
+    """Largest change in probability dppo keeps."""
+    reduction: Reduction = MISSING
+    """How token losses become one number."""
+    overlong: Overlong = MISSING
+    """Truncated samples: kept, masked from the loss, or penalised in reward."""
+    overlong_buffer: int = MISSING
+    """penalty: tokens before the session budget over which the penalty grows."""
+    overlong_factor: float = MISSING
+    """penalty: reward lost at the session budget."""
+    kl_coef: float = MISSING
+    """Weight of the KL to the starting model; must be 0 (no reference model is held)."""
+    entropy_coef: float = MISSING
+    """Weight of the entropy bonus."""
+    kl_estimator: KlEstimator = MISSING
+    """Estimator behind train_rollout_kl."""
+
+
+@dataclass
+class ParallelConfig:
+    nodes: int = MISSING
+    """Nodes that train."""
+    gpus_per_node: int = MISSING
+    """Trainer ranks a node."""
+    tensor: int = MISSING
+    """Tensor-parallel size (TP)."""
+    context: int = MISSING
+    """Context-parallel size (CP), all-gather of keys and values."""
+    pipeline: int = MISSING
+    """Pipeline stages (PP)."""
+    pipeline_layers: list[int] = MISSING
+    """Layers of each pipeline stage; empty: split evenly."""
+    expert: int = MISSING
+    """Expert-parallel size (EP)."""
+    expert_tensor: int = MISSING
+    """Tensor-parallel size inside an expert."""
+    sequence_parallel: bool = MISSING
+    """Shard norms and dropout along the sequence inside a TP group."""
+    recompute: Recompute = MISSING
+    """Activations recomputed in the backward pass."""
+    max_tokens_per_rank: int = MISSING
+    """Tokens packed into one micro-batch; a longer sample is a micro-batch of its own."""
+    logprob_chunk: int = MISSING
+    """Tokens whose logits exist at one time."""
+    device: Device = MISSING
+    """Where trainer ranks run."""
+
+
+@dataclass
+class EngineConfig:
+    device: Device = MISSING
+    """Where engines run."""
+    nodes: int = MISSING
+    """Nodes that generate."""
+    num_engines: int = MISSING
+    """SGLang servers in all."""
+    gpus_per_engine: int = MISSING
+    """Accelerators one server spans; 0 on a CPU."""
+    dtype: str = MISSING
+    """Weights' precision in the engine: fp8, bfloat16 or float32."""
+    transport: WeightTransport = MISSING
+    """How new weights reach the engines."""
+    bucket_bytes: int = MISSING
+    """Bytes of weights sent at one time."""
+    weights_dir: str = MISSING
+    """Folder for weights on their way to the engines (transport disk)."""
+    server_args: dict[str, Any] = MISSING
+    """SGLang server arguments, by their command-line names."""
+    server_env: dict[str, str] = MISSING
+    """Environment variables of the server process."""
+    request_timeout_s: float = MISSING
+    """Longest wait for one generation, seconds."""
+
+
+@dataclass
+class SandboxConfig:
+    provider: SandboxProvider = MISSING
+    """Where model-written commands run."""
+    max_concurrent: int = MISSING
+    """Sandboxes alive at one time."""
+    command_timeout_s: float = MISSING
+    """Longest single command, seconds; its whole process tree is then killed."""
+    verifier_timeout_s: float | None = MISSING
+    """Longest verification, seconds; null: the task's own limit."""
+    memory_mb: int | None = MISSING
+    """Memory of one sandbox, MiB; null: the task's own limit."""
+    disk_mb: int | None = MISSING
+    """Writable disk of one sandbox, MiB; null: the task's own limit."""
+    max_processes: int = MISSING
+    """Processes alive in one sandbox."""
+    output_bytes: int = MISSING
+    """A command's output is cut to this many bytes before it leaves the sandbox."""
+
+
+@dataclass
+class DeadlinesConfig:
+    env: float = MISSING
+    """Seconds the environment server may take to be ready."""
+    engine: float = MISSING
+    """Seconds an engine may take to be ready."""
+    driver: float = MISSING
+    """Seconds the driver may take to be ready."""
+    trainer: float = MISSING
+    """Seconds the trainer may take to be ready."""
+
+
+@dataclass
+class ClusterConfig:
+    scheduler: Scheduler = MISSING
+    """local: this machine; slurm: through submitit."""
+    nodes: int = MISSING
+    """Nodes of the job: those that train and those that generate."""
+    gpus_per_node: int = MISSING
+    """Accelerators a node; 0 on a CPU."""
+    fabric: str = MISSING
+    """Address prefix that servers listen on, as 10.0. ; 127. keeps everything on the loopback."""
+    threads_per_trainer: int = MISSING
+    """CPU threads a trainer rank; 0: what torch chooses."""
+    threads_per_engine: int = MISSING
+    """CPU threads an engine; 0: what torch chooses."""
+    deadlines: DeadlinesConfig = MISSING
+    """Readiness gates."""
+    max_restarts: int = MISSING
+    """Restarts of one role before the run fails."""
+
+
+@dataclass
+class OptimConfig:
+    lr: float = MISSING
+    """Adam's learning rate, constant."""
+    warmup_steps: int = MISSING
+    """Steps over which the learning rate rises linearly from 0."""
+    weight_decay: float = MISSING
+    """Decoupled weight decay."""
+    beta1: float = MISSING
+    """Adam's first moment decay."""
+    beta2: float = MISSING
+    """Adam's second moment decay."""
+    eps: float = MISSING
+    """Adam's epsilon."""
+    clip_grad: float = MISSING
+    """Bound on the gradient norm; 0: off."""
+    steps_per_batch: int = MISSING
+    """Optimizer steps on one batch; 1 makes the policy ratio 1 and its clips inert."""
+    state_on_disk: bool = MISSING
+    """Stream the optimizer state through node-local files."""
+
+
+@dataclass
+class EvalConfig:
+    every: int = MISSING
+    """Steps between evaluations; one also runs before the first step and after the last. 0: never."""
+    samples_per_task: int = MISSING
+    """Episodes of each held-out task."""
+    temperature: float = MISSING
+    """Sampling temperature of an evaluation."""
+
+
+@dataclass
+class CheckpointConfig:
+    every: int = MISSING
+    """Steps between checkpoints; one is also written after the last step."""
+    keep_last: int = MISSING
+    """Complete checkpoints kept; older ones are deleted."""
+
+
+@dataclass
+class TrackingConfig:
+    wandb: WandbMode = MISSING
+    """online, offline (a folder to sync later) or disabled."""
+    project: str = MISSING
+    """wandb project."""
+    entity: str | None = MISSING
+    """wandb entity; null: the account's default."""
+
+
+@dataclass
+class RunConfig:
+    """One run, whole."""
+
+    name: str = MISSING
+    """Prefix of the run folder's name."""
+    seed: int = MISSING
+    """Seed of everything random: task order, sampling, the trainer."""
+    steps: int = MISSING
+    """Training steps."""
+    runs_dir: str = MISSING
+    """Folder in which run folders are made."""
+    model: ModelConfig = MISSING
+    """What is trained."""
+    data: DataConfig = MISSING
+    """On which tasks."""
+    rollout: RolloutConfig = MISSING
+    """How episodes are generated."""
+    clip: ClipConfig = MISSING
+    """How rewards become a loss."""
+    parallel: ParallelConfig = MISSING
+    """How the trainer is laid out."""
+    engine: EngineConfig = MISSING
+    """How tokens are generated."""
+    sandbox: SandboxConfig = MISSING
+    """Where commands run."""
+    cluster: ClusterConfig = MISSING
+    """On which machines."""
+    optim: OptimConfig = MISSING
+    """How weights are updated."""
+    eval: EvalConfig = MISSING
+    """How progress is measured."""
+    checkpoint: CheckpointConfig = MISSING
+    """What survives a kill."""
+    tracking: TrackingConfig = MISSING
+    """Where metrics go."""
