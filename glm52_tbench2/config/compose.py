@@ -1,0 +1,156 @@
+"""From conf/ and overrides to one typed RunConfig, or one clear sentence."""
+
+import difflib
+import re
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from .checks import problems
+from .errors import UserError
+from .files import atomic_write_bytes
+from .paths import CONF
+from .schema import RunConfig
+
+CONFIG_FILE = "config.yaml"
+
+
+def register_schema() -> None:
+    """Makes Hydra check every composition against the schema's types."""
+    ConfigStore.instance().store("schema", RunConfig)
+
+
+def compose(overrides: list[str]) -> RunConfig:
+    """The run that `overrides` describe, checked.
+
+    Raises UserError for an unknown key or group choice, a value of the wrong type, a missing
+    value, or knobs that contradict each other.
+    """
+    register_schema()
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            composed = hydra_compose("config", overrides)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(explain(error)) from error
+    return checked(composed)
+
+
+def checked(composed: DictConfig) -> RunConfig:
+    """The typed config of a composition. Raises UserError as :func:`compose` does."""
+    config = typed(composed)
+    found = problems(config)
+    if found:
+        raise UserError("\n".join(found))
+    return config
+
+
+def typed(composed: DictConfig) -> RunConfig:
+    """Resolves interpolations and types every value. Raises UserError."""
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(RunConfig), composed)
+        OmegaConf.resolve(merged)
+        config = OmegaConf.to_object(merged)
+    except OmegaConfBaseException as error:
+        raise UserError(explain(error)) from error
+    assert isinstance(config, RunConfig)
+    return config
+
+
+def to_yaml(config: RunConfig) -> str:
+    """The resolved config as YAML, keys in the schema's order."""
+    return OmegaConf.to_yaml(OmegaConf.structured(config))
+
+
+def save_run_config(config: RunConfig, run_dir: Path) -> None:
+    """Writes RUN/config.yaml."""
+    atomic_write_bytes(run_dir / CONFIG_FILE, to_yaml(config).encode())
+
+
+def load_run_config(run_dir: str | Path) -> RunConfig:
+    """Reads RUN/config.yaml. Raises UserError if it is not there or is not a run's config."""
+    path = Path(run_dir) / CONFIG_FILE
+    if not path.is_file():
+        raise UserError(f"{run_dir} is not a run folder: it has no {CONFIG_FILE}.")
+    try:
+        loaded = OmegaConf.load(path)
+    except Exception as error:
+        raise UserError(f"{path} is not readable as YAML: {error}") from error
+    if not isinstance(loaded, DictConfig):
+        raise UserError(f"{path} is not a run's config: it must hold keys and values.")
+    return typed(loaded)
+
+
+def leaves(node: Any, prefix: str = "") -> dict[str, Any]:
+    """Dotted name -> value of every knob of a config."""
+    found: dict[str, Any] = {}
+    for field in fields(node):
+        value = getattr(node, field.name)
+        name = prefix + field.name
+        if is_dataclass(value):
+            found |= leaves(value, name + ".")
+        else:
+            found[name] = value
+    return found
+
+
+def _known_keys() -> list[str]:
+    def walk(cls: type, prefix: str) -> list[str]:
+        names = []
+        for field in fields(cls):
+            names.append(prefix + field.name)
+            if isinstance(field.type, type) and is_dataclass(field.type):
+                names += walk(field.type, f"{prefix}{field.name}.")
+        return names
+
+    return walk(RunConfig, "")
+
+
+def _nearest(word: str, known: list[str]) -> str:
+    found = difflib.get_close_matches(word, known, 1, 0.5)
+    if not found:  # a right name in the wrong group
+        found = [k for k in known if k.rpartition(".")[2] == word.rpartition(".")[2]]
+    return f"; did you mean '{found[0]}'?" if found else ""
+
+
+def _options(group: str) -> list[str]:
+    return sorted(p.stem for p in (CONF / group).glob("*.yaml"))
+
+
+def explain(error: Exception) -> str:
+    """One sentence for what Hydra or OmegaConf refused."""
+    text = f"{error}\n{error.__cause__ or ''}"
+    if found := re.search(r"Could not find '([\w/]+)/([^'/]+)'", text):
+        group, choice = found.groups()
+        options = _options(group)
+        return (
+            f"There is no {group} '{choice}' (conf/{group}/{choice}.yaml)"
+            + (_nearest(choice, options) or ".")
+            + f" Available: {', '.join(options)}."
+        )
+    if found := re.search(r"Could not override '([\w/]+)'.*No match in the defaults list", text, re.S):
+        return f"There is no config group '{found[1]}'{_nearest(found[1], _groups()) or '.'}"
+    if found := re.search(r"Could not override '([\w./@]+)'", text) or re.search(
+        r"Could not append to config\.? .*?'([\w./]+)'", text
+    ):
+        return f"There is no knob '{found[1]}'{_nearest(found[1], _known_keys()) or '.'}"
+    if found := re.search(r"Key '([^']+)' (?:is )?not in", text):
+        key = re.search(r"full_key: (\S+)", text)
+        name = key[1] if key else found[1]
+        return f"There is no knob '{name}'{_nearest(name, _known_keys()) or '.'}"
+    if key := re.search(r"full_key: (\S+)", text):
+        first = text.strip().splitlines()[0].rstrip(".")
+        return f"{key[1]}: {first[0].lower() + first[1:]}."
+    return text.strip().splitlines()[0]
+
+
+def _groups() -> list[str]:
+    return sorted(p.name for p in CONF.iterdir() if p.is_dir())
