@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .compose import compose as compose
     from .compose import load_run_config as load_run_config
+    from .compose import save_run_config as save_run_config
 
 
 def __getattr__(name: str) -> Any:
