@@ -1,0 +1,38 @@
+# make run: set up and run the smoke experiment. make test: set up and run every check.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check -q
+
+.PHONY: run test env lint golden clean
+.DELETE_ON_ERROR:
+
+run: $(VENV)/.ready
+	$(BIN)/glm52 train experiment=smoke
+
+test: $(VENV)/.ready-dev lint
+	$(BIN)/pytest
+
+lint: $(VENV)/.ready-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+env: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml requirements/constraints.txt requirements/sglang-nodeps.txt
+	@scripts/system_packages.sh bubblewrap=bwrap git=git
+	@command -v $(PYTHON) >/dev/null || { echo "make needs $(PYTHON); install it, or name it: make PYTHON=..." >&2; exit 2; }
+	@echo "Making the environment in $(VENV) (about 2 GB, a few minutes)"
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -c requirements/constraints.txt torch -e '.[engine]'
+	$(PIP) install --no-deps -r requirements/sglang-nodeps.txt
+	@touch $@
+
+$(VENV)/.ready-dev: $(VENV)/.ready
+	@scripts/system_packages.sh chromium=chromium
+	$(PIP) install -c requirements/constraints.txt -e '.[engine,dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,169 @@
+"""The `glm52` command: one function a verb, each thin.
+
+Imports happen inside the verbs, so that `glm52 --help` answers at once.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from .config.errors import UserError
+
+_USAGE = """\
+usage: glm52 VERB [...]
+
+  train [OVERRIDES] [-m]      compose a run and train (experiment=smoke: minutes, on this machine)
+  resume RUN [--allow]        go on with a run from its last complete checkpoint
+  report RUN                  write RUN/report.html again
+  tasks show SET              a task set: difficulty, category, limits
+  tasks check SET             prove each task: solution 1, nothing 0, wrong attempt 0
+  tasks build DEST            build the mini suite
+  knobs [PREFIX]              every knob with its meaning
+  warm-start --out DIR        rebuild the small model's tokenizer and starting weights
+
+glm52 train --help lists the config groups; glm52 VERB --help says more on a verb.
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one verb and returns its exit code: 0 done, 2 bad input, 130 interrupted, else failed."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_USAGE, end="")
+        return 0 if arguments else 2
+    verb, rest = arguments[0], arguments[1:]
+    if verb in ("-sc", "--shell-completion"):
+        verb, rest = "train", arguments
+    action = _VERBS.get(verb)
+    try:
+        if action is None:
+            raise UserError(f"There is no verb '{verb}'; one of: {', '.join(_VERBS)}.")
+        return action(rest)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of our output, head say, has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _train(arguments: list[str]) -> int:
+    from .config.compose import compose
+
+    if any(argument.startswith("-") for argument in arguments):
+        return _hydra(arguments)
+    from .launch.train import train
+
+    return train(compose(arguments))
+
+
+def _hydra(arguments: list[str]) -> int:
+    """Hydra's own command line: --multirun, --cfg, --info, --help, --shell-completion."""
+    import hydra
+    from hydra.errors import HydraException
+    from omegaconf import DictConfig
+    from omegaconf.errors import OmegaConfBaseException
+
+    from .config.compose import checked, explain, register_schema
+    from .config.paths import CONF
+
+    codes: list[int] = []
+
+    @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
+    def run(composed: DictConfig) -> None:
+        from .launch.train import train
+
+        codes.append(train(checked(composed)))
+
+    register_schema()
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing and exiting
+    if "COMP_LINE" in os.environ:  # Hydra completes overrides; the verb is ours
+        os.environ["COMP_LINE"] = os.environ["COMP_LINE"].replace(" train ", " ", 1)
+    sys.argv = [sys.argv[0], *arguments]
+    try:
+        run()
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(explain(error)) from error
+    return max(codes, default=0)
+
+
+def _resume(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser("glm52 resume")
+    parser.add_argument("run", type=Path, help="run folder")
+    parser.add_argument(
+        "--allow", action="store_true", help="go on although the identity differs, and record it"
+    )
+    options = parser.parse_args(arguments)
+    from .launch.train import resume
+
+    return resume(options.run, allow=options.allow)
+
+
+def _report(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser("glm52 report")
+    parser.add_argument("run", type=Path, help="run folder")
+    options = parser.parse_args(arguments)
+    from .analysis.report import write_report
+
+    print(write_report(options.run))
+    return 0
+
+
+def _tasks(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser("glm52 tasks")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    for verb in ("show", "check"):
+        verbs.add_parser(verb).add_argument("set", help="SUITE/SET, or SUITE for all its tasks")
+    verbs.add_parser("build").add_argument("dest", type=Path, help="folder to build into")
+    options = parser.parse_args(arguments)
+    if options.verb == "show":
+        from .tasks.show import show
+
+        show(options.set)
+        return 0
+    if options.verb == "check":
+        from .envs.check import check
+
+        return check(options.set)
+    from .tasks.mini import build
+
+    build(options.dest)
+    return 0
+
+
+def _knobs(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser("glm52 knobs")
+    parser.add_argument("prefix", nargs="?", default="", help="as rollout or clip.eps")
+    options = parser.parse_args(arguments)
+    from .config.docs import knob_docs
+
+    found = {name: doc for name, doc in knob_docs().items() if name.startswith(options.prefix)}
+    if not found:
+        raise UserError(f"There is no knob that starts with '{options.prefix}'; see: glm52 knobs.")
+    width = max(map(len, found))
+    for name, doc in found.items():
+        print(f"{name:<{width}}  {doc}")
+    return 0
+
+
+def _warm_start(arguments: list[str]) -> int:
+    from .trainer.warm_start.__main__ import main as build
+
+    return build(arguments)
+
+
+_VERBS: dict[str, Callable[[list[str]], int]] = {
+    "train": _train,
+    "resume": _resume,
+    "report": _report,
+    "tasks": _tasks,
+    "knobs": _knobs,
+    "warm-start": _warm_start,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())
