@@ -15,8 +15,11 @@ def append(run_dir: Path, step: int, source: str, metrics: Mapping[str, float]) 
     """
     record = {"step": step, "source": source, "time": time.time(), "metrics": dict(metrics)}
     line = (json.dumps(record) + "\n").encode()
-    fd = os.open(run_dir / "metrics.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    fd = os.open(run_dir / "metrics.jsonl", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     try:
+        size = os.fstat(fd).st_size
+        if size and os.pread(fd, 1, size - 1) != b"\n":  # a kill cut the last line short
+            line = b"\n" + line
         os.write(fd, line)
     finally:
         os.close(fd)
