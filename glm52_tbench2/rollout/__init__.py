@@ -1,0 +1,1 @@
+"""From a weight version to a batch: episodes, their verdicts, groups, advantages, step files."""
