@@ -1,0 +1,1 @@
+"""The trainer: Megatron model, losses, optimizer step, checkpoints, weights."""
