@@ -43,7 +43,7 @@ def instance_key(instance: Instance) -> str:
 
 
 FAMILIES: dict[str, Callable[[Random], Instance]] = {}
-"""Every family by name; `FAMILIES[name](rng)` samples a fresh task, the same one for the same rng."""
+"""Every family by name; `FAMILIES[name](rng)` samples a task, the same one for the same rng."""
 
 
 def family(
@@ -53,7 +53,8 @@ def family(
 
     def register(draft: Callable[[Random], Draft]) -> Callable[[Random], Instance]:
         def sample(rng: Random) -> Instance:
-            return Instance(family=name, difficulty=difficulty, category=category, **vars(draft(rng)))
+            fields = vars(draft(rng))
+            return Instance(family=name, difficulty=difficulty, category=category, **fields)
 
         FAMILIES[name] = sample
         return sample

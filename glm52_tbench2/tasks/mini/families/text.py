@@ -3,6 +3,7 @@
 from random import Random
 
 from ..instance import Draft, family
+from ..shell import holds, says
 from ..words import column, take
 
 
@@ -20,7 +21,7 @@ def create_file(rng: Random) -> Draft:
         ),
         turns=[f"echo {word} > {name}.txt"],
         wrong=rng.choice([[f"touch {name}.txt"], [f"echo {name} > {word}.txt"]]),
-        check=f'[ "$(cat {name}.txt)" = {word} ]',
+        check=says(f"{name}.txt", word),
     )
 
 
@@ -39,7 +40,7 @@ def append_line(rng: Random) -> Draft:
         files={f"{name}.txt": column(lines)},
         turns=[f"echo {word} >> {name}.txt"],
         wrong=rng.choice([[f"echo {word} > {name}.txt"], [f"touch {name}.txt"]]),
-        check=f"printf '%s\\n' {' '.join(lines)} {word} | cmp -s - {name}.txt",
+        check=holds(f"{name}.txt", [*lines, word]),
     )
 
 
@@ -62,6 +63,52 @@ def replace_word(rng: Random) -> Draft:
         wrong=rng.choice(
             [[f"sed -i 's/{old}/{new}/' {name}.txt"], [f"sed 's/{old}/{new}/g' {name}.txt"]]
         ),
-        check=f"printf '%s\\n' {' '.join(repr(line) for line in lines)} "
-        f"| sed 's/{old}/{new}/g' | cmp -s - {name}.txt",
+        check=holds(f"{name}.txt", [line.replace(old, new) for line in lines]),
+    )
+
+
+@family("delete-lines", "easy", "file-operations")
+def delete_lines(rng: Random) -> Draft:
+    name, word, *other = take(rng, 7)
+    keep = [f"{other[0]} {other[1]}", other[2], f"{other[3]} {other[4]}"]
+    lines = [*keep, f"{word} {other[1]}", f"{other[3]} {word}"]
+    rng.shuffle(lines)
+    return Draft(
+        params=(name, word),
+        instruction=rng.choice(
+            [
+                f"Remove every line that contains {word} from {name}.txt.",
+                f"Delete the lines with {word} in {name}.txt and leave the rest as it is.",
+                f"{name}.txt must not mention {word} any more. Drop those lines.",
+            ]
+        ),
+        files={f"{name}.txt": column(lines)},
+        turns=[f"sed -i '/{word}/d' {name}.txt"],
+        wrong=rng.choice([[f"sed '/{word}/d' {name}.txt"], [f"sed -i 's/{word}//' {name}.txt"]]),
+        check=holds(f"{name}.txt", [line for line in lines if line in keep]),
+    )
+
+
+@family("set-variable", "easy", "system-administration")
+def set_variable(rng: Random) -> Draft:
+    name, word, *values = take(rng, 5)
+    keys = rng.sample(["MODE", "USER", "HOST", "LEVEL", "THEME"], 3)
+    lines = [f"{key}={value}" for key, value in zip(keys, values, strict=True)]
+    key = keys[rng.randrange(3)]
+    return Draft(
+        params=(name, key, word),
+        instruction=rng.choice(
+            [
+                f"Set {key} to {word} in {name}.env.",
+                f"The variable {key} in {name}.env should be {word}. Leave the others alone.",
+                f"Edit {name}.env so that {key} has the value {word}.",
+            ]
+        ),
+        files={f"{name}.env": column(lines)},
+        turns=[f"sed -i 's/^{key}=.*/{key}={word}/' {name}.env"],
+        wrong=rng.choice([[f"echo {key}={word} > {name}.env"], [f"export {key}={word}"]]),
+        check=holds(
+            f"{name}.env",
+            [f"{key}={word}" if line.startswith(f"{key}=") else line for line in lines],
+        ),
     )

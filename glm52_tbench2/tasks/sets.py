@@ -1,0 +1,122 @@
+"""Task sets: the manifests data/SUITE/sets/NAME.yaml, which say what is trained or held out."""
+
+import csv
+import hashlib
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+import yaml
+
+from ..config.errors import UserError
+from ..config.paths import DATA
+from .split import split
+
+
+@dataclass(frozen=True)
+class TaskSet:
+    name: str
+    """As configs write it: SUITE/SET."""
+    suite: str
+    ids: tuple[str, ...]
+    """Sorted."""
+    doc: str
+
+    @property
+    def sha256(self) -> str:
+        """Identity of the set: a hash of its sorted ids, one a line; the name plays no part."""
+        return hashlib.sha256("\n".join(self.ids).encode()).hexdigest()
+
+
+def set_names(data: Path = DATA) -> list[str]:
+    """Every task set there is, as SUITE/SET."""
+    paths = data.glob("*/sets/*.yaml")
+    return sorted(f"{path.parent.parent.name}/{path.stem}" for path in paths)
+
+
+def load_set(name: str, data: Path = DATA) -> TaskSet:
+    """Reads the task set `name` (SUITE/SET) from the folder `data`.
+
+    Raises UserError for an unknown set and for a manifest that is not a sorted list of ids.
+    """
+    known = set_names(data)
+    if name not in known:
+        close = get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"write one of {', '.join(known)}."
+        raise UserError(f"There is no task set {name}; {hint}")
+    suite, stem = name.split("/")
+    path = data / suite / "sets" / f"{stem}.yaml"
+    try:
+        fields = yaml.safe_load(path.read_text())
+        ids = fields["tasks"]
+        well_formed = (
+            fields["suite"] == suite and bool(ids) and all(isinstance(one, str) for one in ids)
+        )
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError):
+        well_formed = False
+    if not well_formed:
+        raise UserError(
+            f"{path} is not a task set; write `suite: {suite}`, `doc: what it is for` "
+            "and `tasks:` with a list of task ids."
+        )
+    if ids != sorted(set(ids)):
+        raise UserError(f"The task ids in {path} must be sorted and different; sort them.")
+    return TaskSet(name, suite, tuple(ids), str(fields.get("doc", "")))
+
+
+def check_disjoint(train: TaskSet, held_out: TaskSet) -> None:
+    """Raises UserError when the two sets share a task, or come from different suites."""
+    if train.suite != held_out.suite:
+        raise UserError(
+            f"data.train={train.name} and data.eval={held_out.name} come from different suites; "
+            "choose both from one."
+        )
+    shared = sorted(set(train.ids) & set(held_out.ids))
+    if shared:
+        raise UserError(
+            f"data.train={train.name} and data.eval={held_out.name} share {len(shared)} tasks "
+            f"({', '.join(shared[:3])}{', ...' if len(shared) > 3 else ''}); "
+            "choose sets that have none in common."
+        )
+
+
+def render_set(suite: str, doc: str, ids: Iterable[str]) -> str:
+    """The text of a manifest."""
+    lines = "".join(f"  - {task_id}\n" for task_id in sorted(ids))
+    body = textwrap.indent(textwrap.fill(doc, 96), "  ")
+    return f"suite: {suite}\ndoc: >-\n{body}\ntasks:\n{lines}"
+
+
+def render_sets(
+    suite: str,
+    train: Sequence[str],
+    held_out: Sequence[str],
+    names: tuple[str, str, str],
+    rule: str,
+) -> dict[str, str]:
+    """The three manifests of a suite, by file name: train, its first eight tasks, held out."""
+    full, small, evaluation = names
+    return {
+        f"{full}.yaml": render_set(
+            suite,
+            f"The {len(train)} tasks trained on: all that {evaluation} does not hold out.",
+            train,
+        ),
+        f"{small}.yaml": render_set(suite, f"The first 8 tasks of {full}.", sorted(train)[:8]),
+        f"{evaluation}.yaml": render_set(
+            suite, f"The {len(held_out)} tasks held out: {rule}", held_out
+        ),
+    }
+
+
+def tbench2_sets(data: Path = DATA) -> dict[str, str]:
+    """The manifests of Terminal-Bench-2, by file name, that the rule gives from its task list."""
+    with (data / "tbench2" / "tasks.tsv").open() as file:
+        difficulty = {
+            row["task_id"]: row["difficulty"] for row in csv.DictReader(file, delimiter="\t")
+        }
+    train, held_out = split(difficulty, 20)
+    rule = "the mix of difficulties of the whole suite, chosen by the rule in tasks/split.py."
+    return render_sets("tbench2", train, held_out, ("train69", "train8", "eval20"), rule)
