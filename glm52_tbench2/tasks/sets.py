@@ -1,6 +1,5 @@
 """Task sets: the manifests data/SUITE/sets/NAME.yaml, which say what is trained or held out."""
 
-import csv
 import hashlib
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -12,7 +11,6 @@ import yaml
 
 from ..config.errors import UserError
 from ..config.paths import DATA
-from .split import split
 
 
 @dataclass(frozen=True)
@@ -109,14 +107,3 @@ def render_sets(
             suite, f"The {len(held_out)} tasks held out: {rule}", held_out
         ),
     }
-
-
-def tbench2_sets(data: Path = DATA) -> dict[str, str]:
-    """The manifests of Terminal-Bench-2, by file name, that the rule gives from its task list."""
-    with (data / "tbench2" / "tasks.tsv").open() as file:
-        difficulty = {
-            row["task_id"]: row["difficulty"] for row in csv.DictReader(file, delimiter="\t")
-        }
-    train, held_out = split(difficulty, 20)
-    rule = "the mix of difficulties of the whole suite, chosen by the rule in tasks/split.py."
-    return render_sets("tbench2", train, held_out, ("train69", "train8", "eval20"), rule)

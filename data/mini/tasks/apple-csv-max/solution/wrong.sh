@@ -1,0 +1,3 @@
+#!/bin/bash
+cd /app
+sort -t, -k2 -n apple.csv | tail -n 1 > lagoon.txt

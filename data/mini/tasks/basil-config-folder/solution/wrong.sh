@@ -1,0 +1,4 @@
+#!/bin/bash
+cd /app
+cat basil.conf
+mv butter grape

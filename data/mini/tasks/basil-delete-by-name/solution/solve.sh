@@ -1,0 +1,3 @@
+#!/bin/bash
+cd /app
+find basil -name '*.old' -delete

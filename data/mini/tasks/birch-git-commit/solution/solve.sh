@@ -1,0 +1,4 @@
+#!/bin/bash
+cd /app
+git add birch.txt
+git commit -qm magnet

@@ -1,0 +1,3 @@
+#!/bin/bash
+cd /app
+git commit -qm magnet

@@ -1,0 +1,3 @@
+#!/bin/bash
+cd /app
+mv granite/bottle.txt granite/jade.txt

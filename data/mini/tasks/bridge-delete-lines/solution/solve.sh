@@ -1,0 +1,3 @@
+#!/bin/bash
+cd /app
+sed -i '/hammer/d' bridge.txt

@@ -1,0 +1,4 @@
+#!/bin/bash
+cd /app
+find . -name bridge.txt
+tar -czf topaz.tar.gz puzzle

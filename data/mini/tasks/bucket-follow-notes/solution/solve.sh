@@ -1,0 +1,6 @@
+#!/bin/bash
+cd /app
+cat bucket.txt
+cat olive.txt
+cat velvet.txt
+echo jungle > honey.txt

@@ -1,0 +1,4 @@
+#!/bin/bash
+cd /app
+cat bucket.txt
+echo olive > honey.txt

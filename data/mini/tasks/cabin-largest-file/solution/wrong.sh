@@ -1,0 +1,4 @@
+#!/bin/bash
+cd /app
+ls -S cabin
+rm piano.txt

@@ -1,0 +1,3 @@
+#!/bin/bash
+cd /app
+mv candle.conf coral.txt

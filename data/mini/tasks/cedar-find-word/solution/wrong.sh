@@ -1,0 +1,3 @@
+#!/bin/bash
+cd /app
+mv saddle/cedar.txt saddle/otter.txt

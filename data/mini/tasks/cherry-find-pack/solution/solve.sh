@@ -1,0 +1,5 @@
+#!/bin/bash
+cd /app
+find . -name cherry.txt
+tar -czf lantern.tar.gz flint
+rm -r flint

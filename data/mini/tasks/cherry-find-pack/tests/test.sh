@@ -1,0 +1,16 @@
+#!/bin/bash
+# Writes 1 to /logs/verifier/reward.txt when the task is done, else 0.
+mkdir -p /logs/verifier
+(
+set -e
+cd /app
+[ ! -e flint ]
+[ -d linen ]
+[ -d dragon ]
+tar -tzf lantern.tar.gz | grep -q 'flint/cherry.txt$'
+)
+if [ $? -eq 0 ]; then
+  echo 1 > /logs/verifier/reward.txt
+else
+  echo 0 > /logs/verifier/reward.txt
+fi

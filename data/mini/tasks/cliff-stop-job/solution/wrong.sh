@@ -1,0 +1,4 @@
+#!/bin/bash
+cd /app
+kill cliff
+rm cliff/cliff.pid

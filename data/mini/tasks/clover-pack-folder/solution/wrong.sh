@@ -1,0 +1,3 @@
+#!/bin/bash
+cd /app
+tar -cf forest.tar.gz clover

@@ -1,0 +1,4 @@
+#!/bin/bash
+cd /app
+git status --short
+touch cobalt/walnut.txt

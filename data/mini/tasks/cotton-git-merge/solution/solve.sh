@@ -1,0 +1,5 @@
+#!/bin/bash
+cd /app
+git log --all --format=%D -- cotton.txt
+git merge -q meadow
+git branch -d meadow

@@ -1,0 +1,4 @@
+#!/bin/bash
+cd /app
+git log --all --format=%D -- cotton.txt
+git merge -q meadow

@@ -1,0 +1,3 @@
+#!/bin/bash
+cd /app
+chmod 644 cotton.txt

@@ -1,0 +1,4 @@
+#!/bin/bash
+cd /app
+chmod +x crane.sh
+./crane.sh > canyon.txt

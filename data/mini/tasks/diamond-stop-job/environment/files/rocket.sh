@@ -1,0 +1,3 @@
+while true; do
+  sleep 1
+done

@@ -1,0 +1,5 @@
+#!/bin/bash
+cd /app
+ls diamond
+kill $(cat diamond/rocket.pid)
+rm diamond/rocket.pid

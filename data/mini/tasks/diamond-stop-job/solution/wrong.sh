@@ -1,0 +1,4 @@
+#!/bin/bash
+cd /app
+ls diamond
+kill $(cat diamond/rocket.pid)

@@ -1,0 +1,3 @@
+#!/bin/bash
+cd /app
+sed -n 5p falcon.txt > ginger.txt

@@ -1,0 +1,3 @@
+#!/bin/bash
+cd /app
+grep 5 falcon.txt > ginger.txt

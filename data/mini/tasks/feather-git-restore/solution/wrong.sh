@@ -1,0 +1,4 @@
+#!/bin/bash
+cd /app
+ls feather
+git checkout feather/olive.txt

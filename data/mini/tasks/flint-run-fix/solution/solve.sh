@@ -1,0 +1,5 @@
+#!/bin/bash
+cd /app
+bash flint.sh
+touch forest
+bash flint.sh

@@ -1,0 +1,3 @@
+#!/bin/bash
+cd /app
+sed -n 4p fossil.txt > jade.txt

@@ -1,0 +1,3 @@
+#!/bin/bash
+cd /app
+grep 4 fossil.txt > jade.txt

@@ -1,0 +1,3 @@
+#!/bin/bash
+cd /app
+sort -u fossil.txt > summit.txt

@@ -1,0 +1,3 @@
+#!/bin/bash
+cd /app
+sort garden.txt > cliff.txt

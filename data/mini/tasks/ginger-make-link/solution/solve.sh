@@ -1,0 +1,3 @@
+#!/bin/bash
+cd /app
+ln -s timber.txt ginger.txt

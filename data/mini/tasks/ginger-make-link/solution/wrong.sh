@@ -1,0 +1,3 @@
+#!/bin/bash
+cd /app
+ln timber.txt ginger.txt

@@ -1,0 +1,4 @@
+#!/bin/bash
+cd /app
+ls
+rm dragon.txt

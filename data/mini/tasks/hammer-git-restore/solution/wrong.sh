@@ -1,0 +1,4 @@
+#!/bin/bash
+cd /app
+ls hammer
+git checkout hammer/cedar.txt

@@ -1,0 +1,3 @@
+#!/bin/bash
+cd /app
+sed -i 's/pencil/badge/g' hammer.txt

@@ -1,0 +1,4 @@
+#!/bin/bash
+cd /app
+find . -name honey.txt
+mv ./island/honey.txt pocket

@@ -1,0 +1,3 @@
+#!/bin/bash
+cd /app
+sed -i 's/maple/tulip/' lantern.txt

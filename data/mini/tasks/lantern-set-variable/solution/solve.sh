@@ -1,0 +1,3 @@
+#!/bin/bash
+cd /app
+sed -i 's/^THEME=.*/THEME=satin/' lantern.env

@@ -1,0 +1,3 @@
+#!/bin/bash
+cd /app
+echo nutmeg > laurel.txt

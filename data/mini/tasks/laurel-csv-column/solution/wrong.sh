@@ -1,0 +1,3 @@
+#!/bin/bash
+cd /app
+grep team laurel.csv > eagle.txt

@@ -1,0 +1,3 @@
+#!/bin/bash
+cd /app
+tail -n 3 laurel.txt > ginger.txt

@@ -1,0 +1,3 @@
+#!/bin/bash
+cd /app
+sed -n 4p linen.txt > pillar.txt

@@ -1,0 +1,3 @@
+#!/bin/bash
+cd /app
+grep 4 linen.txt > pillar.txt

@@ -1,0 +1,3 @@
+#!/bin/bash
+cd /app
+tar -czf jacket.tar.gz lotus

@@ -1,0 +1,4 @@
+#!/bin/bash
+cd /app
+cat mango.txt
+echo timber > summit.txt

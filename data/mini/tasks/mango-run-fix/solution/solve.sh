@@ -1,0 +1,5 @@
+#!/bin/bash
+cd /app
+bash mango.sh
+touch crystal
+bash mango.sh

@@ -1,0 +1,5 @@
+#!/bin/bash
+cd /app
+bash mango.sh
+mkdir robin
+bash mango.sh

@@ -1,0 +1,4 @@
+#!/bin/bash
+cd /app
+tail -n 1 marble.log
+chmod 644 canyon.conf

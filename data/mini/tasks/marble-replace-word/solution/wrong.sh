@@ -1,0 +1,3 @@
+#!/bin/bash
+cd /app
+sed -i 's/velvet/jacket/' marble.txt

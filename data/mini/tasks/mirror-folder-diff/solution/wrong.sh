@@ -1,0 +1,4 @@
+#!/bin/bash
+cd /app
+ls prism
+cp mirror/pocket.txt prism/pocket.txt

@@ -1,0 +1,15 @@
+#!/bin/bash
+# Writes 1 to /logs/verifier/reward.txt when the task is done, else 0.
+mkdir -p /logs/verifier
+(
+set -e
+cd /app
+[ "$(git show main:mirror.txt)" = jungle ]
+[ "$(git symbolic-ref --short HEAD)" = main ]
+[ "$(git branch --format="%(refname:short)" | sort | tr "\n" " ")" = "beacon main " ]
+)
+if [ $? -eq 0 ]; then
+  echo 1 > /logs/verifier/reward.txt
+else
+  echo 0 > /logs/verifier/reward.txt
+fi

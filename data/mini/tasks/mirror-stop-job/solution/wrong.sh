@@ -1,0 +1,4 @@
+#!/bin/bash
+cd /app
+ls mirror
+kill $(cat mirror/button.pid)

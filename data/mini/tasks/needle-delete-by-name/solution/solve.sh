@@ -1,0 +1,3 @@
+#!/bin/bash
+cd /app
+find needle -name '*.bak' -delete

@@ -1,0 +1,3 @@
+#!/bin/bash
+cd /app
+ls -l ocean.txt

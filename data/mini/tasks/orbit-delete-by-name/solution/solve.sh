@@ -1,0 +1,3 @@
+#!/bin/bash
+cd /app
+find orbit -name '*.old' -delete

@@ -1,0 +1,16 @@
+#!/bin/bash
+# Writes 1 to /logs/verifier/reward.txt when the task is done, else 0.
+mkdir -p /logs/verifier
+(
+set -e
+cd /app
+[ ! -e orbit/saddle.old ]
+[ ! -e orbit/timber/castle.old ]
+[ -f orbit/marble.txt ]
+[ -f orbit/timber/ribbon.txt ]
+)
+if [ $? -eq 0 ]; then
+  echo 1 > /logs/verifier/reward.txt
+else
+  echo 0 > /logs/verifier/reward.txt
+fi

@@ -1,0 +1,3 @@
+#!/bin/bash
+cd /app
+mv orbit.tar.gz summit.txt

@@ -1,0 +1,5 @@
+#!/bin/bash
+cd /app
+cat otter.txt
+cat carbon.txt
+echo melon > ginger.txt

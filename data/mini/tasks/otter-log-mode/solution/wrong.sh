@@ -1,0 +1,4 @@
+#!/bin/bash
+cd /app
+tail -n 1 otter.log
+chmod 644 maple.conf

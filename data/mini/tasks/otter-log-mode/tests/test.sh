@@ -1,0 +1,15 @@
+#!/bin/bash
+# Writes 1 to /logs/verifier/reward.txt when the task is done, else 0.
+mkdir -p /logs/verifier
+(
+set -e
+cd /app
+[ "$(stat -c %a maple.conf)" = 644 ]
+[ "$(stat -c %a summit.conf)" = 600 ]
+[ "$(cat linen.txt)" = maple.conf ]
+)
+if [ $? -eq 0 ]; then
+  echo 1 > /logs/verifier/reward.txt
+else
+  echo 0 > /logs/verifier/reward.txt
+fi

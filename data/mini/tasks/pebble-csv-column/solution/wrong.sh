@@ -1,0 +1,3 @@
+#!/bin/bash
+cd /app
+cut -d, -f2 pebble.csv > cliff.txt

@@ -1,0 +1,3 @@
+#!/bin/bash
+cd /app
+grep -c barrel pencil.log > pocket.txt

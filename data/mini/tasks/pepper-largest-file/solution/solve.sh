@@ -1,0 +1,4 @@
+#!/bin/bash
+cd /app
+ls -S pepper
+rm pepper/puzzle.txt

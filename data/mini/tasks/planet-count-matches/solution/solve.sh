@@ -1,0 +1,3 @@
+#!/bin/bash
+cd /app
+grep -c turtle planet.log > bridge.txt

@@ -1,0 +1,6 @@
+#!/bin/bash
+cd /app
+cat planet.txt
+cat hammer.txt
+cat garden.txt
+echo ladder > crystal.txt

@@ -1,0 +1,4 @@
+#!/bin/bash
+cd /app
+cat planet.txt
+echo hammer > crystal.txt

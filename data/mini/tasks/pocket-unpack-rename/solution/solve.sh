@@ -1,0 +1,4 @@
+#!/bin/bash
+cd /app
+tar -xzvf pocket.tar.gz
+mv apple.txt barrel.txt

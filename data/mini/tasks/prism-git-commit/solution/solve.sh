@@ -1,0 +1,4 @@
+#!/bin/bash
+cd /app
+git add prism.txt
+git commit -qm beacon

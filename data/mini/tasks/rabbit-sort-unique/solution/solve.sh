@@ -1,0 +1,3 @@
+#!/bin/bash
+cd /app
+sort -u rabbit.txt > basil.txt

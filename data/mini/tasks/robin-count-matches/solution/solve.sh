@@ -1,0 +1,3 @@
+#!/bin/bash
+cd /app
+grep -c button robin.log > eagle.txt

@@ -1,0 +1,3 @@
+#!/bin/bash
+cd /app
+grep button robin.log > eagle.txt

@@ -1,0 +1,5 @@
+#!/bin/bash
+cd /app
+bash satin.sh
+touch nickel
+bash satin.sh

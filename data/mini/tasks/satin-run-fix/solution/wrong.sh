@@ -1,0 +1,4 @@
+#!/bin/bash
+cd /app
+bash satin.sh
+touch laurel.txt

@@ -1,0 +1,4 @@
+#!/bin/bash
+cd /app
+chmod +x satin.sh
+./satin.sh > hammer.txt

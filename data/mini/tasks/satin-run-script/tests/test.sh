@@ -1,0 +1,14 @@
+#!/bin/bash
+# Writes 1 to /logs/verifier/reward.txt when the task is done, else 0.
+mkdir -p /logs/verifier
+(
+set -e
+cd /app
+[ -x satin.sh ]
+[ "$(cat hammer.txt)" = silver ]
+)
+if [ $? -eq 0 ]; then
+  echo 1 > /logs/verifier/reward.txt
+else
+  echo 0 > /logs/verifier/reward.txt
+fi

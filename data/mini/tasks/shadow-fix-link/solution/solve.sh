@@ -1,0 +1,5 @@
+#!/bin/bash
+cd /app
+readlink shadow.txt
+find . -name oasis.txt
+ln -sf ./tiger/oasis.txt shadow.txt

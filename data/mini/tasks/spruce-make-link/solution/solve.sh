@@ -1,0 +1,3 @@
+#!/bin/bash
+cd /app
+ln -s linen.txt spruce.txt

@@ -1,0 +1,3 @@
+#!/bin/bash
+cd /app
+ln linen.txt spruce.txt

@@ -1,0 +1,4 @@
+#!/bin/bash
+cd /app
+tail -n 1 timber.csv
+echo banana > tiger.txt

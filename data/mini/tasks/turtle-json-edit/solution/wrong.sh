@@ -1,0 +1,4 @@
+#!/bin/bash
+cd /app
+cat turtle.json
+echo 59 > turtle.json

@@ -1,0 +1,166 @@
+"""Terminal tasks on disk, in Terminal-Bench-2's layout.
+
+TASK/task.toml, instruction.md, environment/Dockerfile (and what it copies), solution/solve.sh,
+tests/test.sh, which writes 1 or 0 to /logs/verifier/reward.txt; its exit status means nothing.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from ..config.errors import UserError
+
+REQUIRED = (
+    "task.toml",
+    "instruction.md",
+    "environment/Dockerfile",
+    "solution/solve.sh",
+    "tests/test.sh",
+)
+
+
+@dataclass(frozen=True)
+class Task:
+    id: str
+    path: Path
+    """The task's folder."""
+    instruction: str
+    """What the policy is asked, without the file's last newline."""
+    difficulty: str
+    category: str
+    family: str
+    """Family of generated tasks; empty for written ones."""
+    workdir: str
+    """Working folder in the sandbox: the Dockerfile's last WORKDIR."""
+    docker_image: str | None
+    """Prebuilt image, if task.toml names one."""
+    agent_timeout_s: float
+    verifier_timeout_s: float
+    cpus: float
+    memory_mb: int
+    storage_mb: int
+
+    @property
+    def environment(self) -> Path:
+        """Folder with the Dockerfile, which is also its build context."""
+        return self.path / "environment"
+
+    @property
+    def tests(self) -> Path:
+        return self.path / "tests"
+
+    @property
+    def solution(self) -> str:
+        """Text of the right solution."""
+        return (self.path / "solution" / "solve.sh").read_text()
+
+    @property
+    def wrong(self) -> str | None:
+        """Text of a plausible wrong attempt; None where the task has none."""
+        path = self.path / "solution" / "wrong.sh"
+        return path.read_text() if path.exists() else None
+
+
+def load_task(path: Path) -> Task:
+    """Reads the task in the folder `path`.
+
+    Raises UserError for a missing file and for a task.toml that cannot be understood.
+    """
+    for name in REQUIRED:
+        if not (path / name).is_file():
+            raise UserError(f"The task {path.name} has no {name}; add {path / name}.")
+    toml = path / "task.toml"
+    try:
+        fields = tomllib.loads(toml.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{toml} is not valid TOML ({error}); correct it.") from error
+    metadata = _table(toml, fields, "metadata")
+    environment = _table(toml, fields, "environment")
+    dockerfile = (path / "environment" / "Dockerfile").read_text()
+    workdirs = re.findall(r"^\s*WORKDIR\s+(\S+)", dockerfile, re.MULTILINE | re.IGNORECASE)
+    return Task(
+        id=path.name,
+        path=path,
+        instruction=(path / "instruction.md").read_text().rstrip("\n"),
+        difficulty=str(metadata.get("difficulty", "unknown")),
+        category=str(metadata.get("category", "")),
+        family=str(metadata.get("family", "")),
+        workdir=workdirs[-1] if workdirs else "/app",
+        docker_image=environment.get("docker_image"),
+        agent_timeout_s=_number(toml, fields, "agent", "timeout_sec"),
+        verifier_timeout_s=_number(toml, fields, "verifier", "timeout_sec"),
+        cpus=_number(toml, fields, "environment", "cpus", default=1),
+        memory_mb=_size_mb(toml, environment, "memory"),
+        storage_mb=_size_mb(toml, environment, "storage"),
+    )
+
+
+def load_suite(folder: Path) -> dict[str, Task]:
+    """Reads every task below `folder`, by id, in the order of ids.
+
+    A sub-folder is a task when it holds a task.toml or an instruction.md.
+    Raises UserError when there is none, and what :func:`load_task` raises.
+    """
+    paths = sorted(folder.iterdir()) if folder.is_dir() else []
+    tasks = {
+        path.name: load_task(path)
+        for path in paths
+        if (path / "task.toml").exists() or (path / "instruction.md").exists()
+    }
+    if not tasks:
+        raise UserError(
+            f"There is no task in {folder}; point data.tasks_dir at a folder that holds "
+            "one sub-folder a task, each with a task.toml."
+        )
+    return tasks
+
+
+def select(suite: Mapping[str, Task], ids: Iterable[str]) -> list[Task]:
+    """The tasks with these ids, in their order. Raises UserError for an id the suite lacks."""
+    tasks = []
+    for task_id in ids:
+        if task_id not in suite:
+            close = get_close_matches(task_id, suite, n=1)
+            where = f" in {next(iter(suite.values())).path.parent}" if suite else ""
+            hint = f"did you mean {close[0]}?" if close else "correct the id or data.tasks_dir."
+            raise UserError(f"There is no task {task_id}{where}; {hint}")
+        tasks.append(suite[task_id])
+    return tasks
+
+
+def _table(toml: Path, fields: dict[str, Any], name: str) -> dict[str, Any]:
+    table = fields.get(name, {})
+    if not isinstance(table, dict):
+        raise UserError(f"{name} in {toml} must be a table; write [{name}] above its keys.")
+    return table
+
+
+def _number(
+    toml: Path, fields: dict[str, Any], table: str, key: str, default: float | None = None
+) -> float:
+    value = _table(toml, fields, table).get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise UserError(
+            f"{toml} needs a number above 0 for {key} in [{table}], not {value!r}."
+            if value is not None
+            else f"{toml} lacks {key} in [{table}]; write a number above 0."
+        )
+    return float(value)
+
+
+def _size_mb(toml: Path, environment: dict[str, Any], name: str) -> int:
+    """Reads `memory_mb = 2048` (schema 1.1) or `memory = "2G"` (older), as MiB."""
+    value = environment.get(f"{name}_mb")
+    if value is None and (older := environment.get(name)) is not None:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([MGT])(?:i?B|i)?", str(older), re.IGNORECASE)
+        if match:
+            value = int(float(match[1]) * 1024 ** "MGT".index(match[2].upper()))
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise UserError(
+            f'{toml} needs {name}_mb = 2048 (or the older {name} = "2G") in [environment].'
+        )
+    return value
