@@ -158,8 +158,8 @@ def mis_weights(log_rho: Tensor, tokens: Tokens, low: float, high: float, mis: M
             weights = ratio.clamp(low, high)
         case MisMode.mask:
             weights = torch.where((ratio >= low) & (ratio <= high), ratio, 0.0)
-    vetoed = tokens.mask & (log_rho.exp() < mis.veto)
-    return torch.where(sample_sums(vetoed.float(), index)[index] > 0, 0.0, weights)
+    vetoed = (log_rho.exp() < mis.veto).float()  # log_rho is 0 off the mask
+    return torch.where(sample_sums(vetoed, index)[index] > 0, 0.0, weights)
 
 
 def policy_ratio(logp: Tensor, tokens: Tokens, clip: ClipConfig) -> Tensor:

@@ -401,6 +401,7 @@ def test_tokens_off_the_mask_touch_nothing_even_when_they_are_nan(
     torch.testing.assert_close(found, clean)
     assert (found[1][~tokens.mask] == 0).all()
     assert (found[2][~tokens.mask] == 0).all()
+    assert (policy_loss(spoil(logp), spoiled, clip)[0][~tokens.mask] == 0).all()
 
 
 @settings(max_examples=60, deadline=None)
