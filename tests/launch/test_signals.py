@@ -64,7 +64,7 @@ def test_wait_that_is_never_answered_names_the_key(served):
 
 
 def test_a_waiting_thread_does_not_hold_back_another(served):
-    signals, address = served
+    _, address = served
     other = client(address)
     got: list[str] = []
     waiter = threading.Thread(target=lambda: got.append(other.wait("a", 30)))

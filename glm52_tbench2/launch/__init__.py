@@ -1,0 +1,1 @@
+"""From a composed run to its processes: checks, placement, supervision, progress."""

@@ -1,0 +1,96 @@
+"""Runs a supervisor over scripted roles: python scripted.py RUN ROLES_JSON MAX_RESTARTS.
+
+Prints "ready" once every gate is passed, then each event, then the outcome.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from glm52_tbench2.launch.roles import Policy, RoleProcess, RoleSpec, State
+from glm52_tbench2.launch.supervisor import Ended, Supervisor
+
+SERVER = """
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+    def log_message(self, *a): pass
+http.server.HTTPServer((sys.argv[1], int(sys.argv[2])), Handler).serve_forever()
+"""
+
+
+def python(code: str, *arguments: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", code, *arguments)
+
+
+def server(role: str = "env", code: str = SERVER, **more: object) -> RoleSpec:
+    command = python(code, "{host}", "{port}")
+    return RoleSpec(role, 0, command, Policy.service, health="/health", **more)  # type: ignore[arg-type]
+
+
+def worker(code: str, role: str = "driver", **more: object) -> RoleSpec:
+    return RoleSpec(role, 0, python(code), Policy.worker, **more)  # type: ignore[arg-type]
+
+
+def core(code: str, **more: object) -> RoleSpec:
+    return RoleSpec("trainer", 0, python(code), Policy.core, **more)  # type: ignore[arg-type]
+
+
+def helper(code: str) -> RoleSpec:
+    return RoleSpec("tracker", 0, python(code), Policy.helper)
+
+
+class Recorder:
+    """A watcher that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.lines: list[str] = []
+        self.all_ready = False
+
+    def event(self, text: str) -> None:
+        self.events.append(text)
+
+    def tick(self, roles: Sequence[RoleProcess]) -> None:
+        states = {role.state for role in roles}
+        self.all_ready |= states <= {State.ready, State.finished}
+
+    def line(self, role: str, text: str) -> None:
+        self.lines.append(f"{role}: {text}")
+
+
+class Printer(Recorder):
+    def tick(self, roles: Sequence[RoleProcess]) -> None:
+        before = self.all_ready
+        super().tick(roles)
+        if self.all_ready and not before:
+            print("ready", flush=True)
+
+    def event(self, text: str) -> None:
+        print(text, flush=True)
+
+
+def supervise(run_dir: Path, specs: list[RoleSpec], **more: object) -> tuple[Ended, Recorder]:
+    recorder = Recorder()
+    options = {"max_restarts": 2, **more}
+    ended = Supervisor(run_dir, specs, recorder, **options).run()  # type: ignore[arg-type]
+    return ended, recorder
+
+
+def main() -> None:
+    run_dir, roles, max_restarts = Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
+    specs = [
+        server(code=code or SERVER)
+        if kind == "server"
+        else {"worker": worker, "core": core}[kind](code)
+        for kind, code in roles
+    ]
+    ended = Supervisor(run_dir, specs, Printer(), max_restarts=max_restarts).run()
+    print(ended.text, flush=True)
+    sys.exit(ended.code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,336 @@
+"""The supervisor over real processes: scripted roles in place of the heavy ones."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from . import scripted
+from .scripted import core, helper, server, supervise, worker
+
+WORK_S = 120.0  # far above what any of this needs, so a hang fails rather than blocks
+
+LEAVES_CHILDREN = """
+import subprocess, sys, time, os, pathlib
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", {mark!r}])
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", {mark!r}],
+                 start_new_session=True)
+subprocess.run(["bash", "-c", "(setsid sleep 600 {mark} &) "], check=False)
+{then}
+"""
+
+
+@pytest.fixture
+def mark(tmp_path: Path) -> str:
+    """A word to find this test's processes by."""
+    return f"mark-{tmp_path.name}-{os.getpid()}"
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and any(mark in part for part in process.cmdline()):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def wait_until(condition) -> None:
+    until = time.monotonic() + WORK_S
+    while not condition():
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def background(tmp_path: Path) -> Iterator:
+    """Starts a supervisor of its own process over (kind, code) roles."""
+    started: list[subprocess.Popen] = []
+
+    def start(*roles: tuple[str, str], max_restarts: int = 2) -> subprocess.Popen:
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                scripted.__file__,
+                str(tmp_path),
+                json.dumps(roles),
+                str(max_restarts),
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+# --- a run that works ----------------------------------------------------------------------------
+
+
+def test_a_run_ends_when_its_work_is_done_and_its_servers_are_stopped(tmp_path, mark):
+    ended, recorder = supervise(
+        tmp_path, [server(code=scripted.SERVER + f"#{mark}"), core("pass"), worker("print('hi')")]
+    )
+    assert (ended.code, recorder.events) == (0, [])
+    assert "hi" in (tmp_path / "logs/driver.log").read_text()
+    assert (tmp_path / "finished").exists()
+    assert marked(mark) == []
+
+
+def test_a_server_is_published_once_it_answers(tmp_path):
+    client = (
+        "import sys\nfrom glm52_tbench2.config.signals import Signals\n"
+        "from urllib.request import urlopen\n"
+        "url = Signals.from_env().wait('env/0', 60)\n"
+        "sys.exit(urlopen(url + '/health').status != 200)"
+    )
+    ended, _ = supervise(tmp_path, [server(), worker(client)])
+    assert ended.code == 0, ended.text
+
+
+def test_the_helper_sees_the_end_and_may_finish(tmp_path):
+    wait = (
+        f"import pathlib, time\nwhile not pathlib.Path({str(tmp_path / 'finished')!r}).exists():\n"
+        "    time.sleep(0.05)\nprint('synced')"
+    )
+    ended, _ = supervise(tmp_path, [core("pass"), helper(wait)])
+    assert ended.code == 0
+    assert "synced" in (tmp_path / "logs/tracker.log").read_text()
+
+
+def test_logs_are_appended_to_over_runs_and_followed_on_request(tmp_path):
+    supervise(tmp_path, [core("print('first')")])
+    _, recorder = supervise(
+        tmp_path, [core("import time; print('second'); time.sleep(2)")], follow=True
+    )
+    log = (tmp_path / "logs/trainer.log").read_text()
+    assert log.index("first") < log.index("second")
+    assert recorder.lines == ["trainer: second"]
+
+
+def test_the_heartbeat_says_where_every_role_stands(tmp_path):
+    supervise(tmp_path, [core("pass"), server()])
+    beat = json.loads((tmp_path / "heartbeat.json").read_text())
+    assert beat["phase"] == "finished"
+    assert {name: role["state"] for name, role in beat["roles"].items()} == {
+        "trainer": "finished",
+        "env": "stopped",
+    }
+
+
+# --- a role that fails ---------------------------------------------------------------------------
+
+
+def test_a_role_that_never_gets_ready_is_named_with_its_last_lines(tmp_path, mark):
+    stuck = f"import time; print('loading {mark}', flush=True); time.sleep(600)"
+    ended, _ = supervise(
+        tmp_path,
+        [server(), server("engine", stuck, deadline_s=1.0), worker("import time; time.sleep(600)")],
+    )
+    assert ended.code == 1
+    assert "engine was not ready within 1 s" in ended.text
+    assert f"loading {mark}" in ended.text
+    assert "env" not in ended.text.split()[0]
+    assert marked(mark) == []
+
+
+def test_a_role_that_waits_for_a_slow_server_is_not_blamed(tmp_path):
+    up = f"pathlib.Path({str(tmp_path / 'up')!r})"
+    slow = f"import pathlib, time\nwhile not {up}.exists(): time.sleep(0.05)\ntime.sleep(4)\n"
+    ready = (
+        "import pathlib\nfrom glm52_tbench2.config.signals import Signals\n"
+        f"s = Signals.from_env(); s.open(); {up}.touch()\n"
+        "s.wait('env/0', 60); s.publish('driver/ready', '1')"
+    )
+    waiting = worker(ready, deadline_s=3, ready_key="driver/ready")
+    ended, _ = supervise(tmp_path, [server(code=slow + scripted.SERVER), waiting])
+    assert ended.code == 0, ended.text
+
+
+def test_a_role_that_dies_while_starting_fails_the_run_at_once(tmp_path):
+    ended, recorder = supervise(tmp_path, [server(code="raise SystemError('no such model')")])
+    assert ended.code == 1
+    assert "env ended with exit code 1" in ended.text
+    assert "no such model" in ended.text
+    assert recorder.events == []
+
+
+def test_a_command_that_does_not_exist_is_named(tmp_path):
+    from glm52_tbench2.launch.roles import Policy, RoleSpec
+
+    ended, _ = supervise(tmp_path, [RoleSpec("env", 0, ("/no/such",), Policy.service, health="/")])
+    assert "cannot start /no/such: No such file or directory" in ended.text
+
+
+def test_bad_input_found_by_a_role_stops_the_run_with_its_sentence(tmp_path):
+    bad = "import sys; print('task a/b is not in the suite.', file=sys.stderr); sys.exit(2)"
+    ended, recorder = supervise(tmp_path, [server(), worker(bad)])
+    assert (ended.code, ended.text) == (2, "task a/b is not in the suite.")
+    assert recorder.events == []
+
+
+def test_a_server_that_dies_is_restarted_and_published_again(tmp_path):
+    # The first life of the server ends when asked to; the worker waits for the second.
+    dies = (
+        "import os, pathlib, threading, time\n"
+        f"first = pathlib.Path({str(tmp_path / 'first')!r})\n"
+        f"go = pathlib.Path({str(tmp_path / 'go')!r})\n"
+        "def watch():\n"
+        "    while not go.exists(): time.sleep(0.05)\n"
+        "    os._exit(5)\n"
+        "if not first.exists(): first.touch(); threading.Thread(target=watch).start()\n"
+    ) + scripted.SERVER
+    client = (
+        "import pathlib, sys, time\nfrom glm52_tbench2.config.signals import Signals\n"
+        "from urllib.request import urlopen\n"
+        "s = Signals.from_env(); s.wait('env/0', 60)\n"
+        f"pathlib.Path({str(tmp_path / 'go')!r}).touch()\n"
+        "while s.get('env/0') is not None: time.sleep(0.02)\n"
+        "sys.exit(urlopen(s.wait('env/0', 60) + '/health').status != 200)"
+    )
+    ended, recorder = supervise(tmp_path, [server(code=dies), worker(client)])
+    assert ended.code == 0, ended.text
+    assert recorder.events == ["env ended with exit code 5; restarted, 1 of 2"]
+
+
+def test_a_worker_that_keeps_dying_fails_the_run_after_its_restarts(tmp_path):
+    ended, recorder = supervise(tmp_path, [worker("import sys; sys.exit('lost my sandbox')")])
+    assert ended.code == 1
+    assert "driver ended with exit code 1, after 2 restarts" in ended.text
+    assert "lost my sandbox" in ended.text
+    assert len(recorder.events) == 2
+
+
+def test_the_end_of_a_core_role_restarts_every_role(tmp_path):
+    once = f"import pathlib, sys\np = pathlib.Path({str(tmp_path / 'p')!r})\n"
+    crash_once = once + "seen = p.exists(); p.touch(); sys.exit(0 if seen else 1)"
+    lives = worker(f"print('born')\n{once}import time\nwhile not p.exists(): time.sleep(1)")
+    ended, recorder = supervise(tmp_path, [server(), lives, core(crash_once)])
+    assert ended.code == 0, ended.text
+    assert (tmp_path / "logs/env.log").read_text().count("env starts") == 2
+    assert "Every role starts again from the last checkpoint, 1 of 2" in recorder.events[0]
+
+
+def test_a_killed_role_is_told_by_its_signal(tmp_path):
+    ended, _ = supervise(tmp_path, [core("import os; os.kill(os.getpid(), 9)")], max_restarts=0)
+    assert "trainer ended with signal SIGKILL; out of memory?" in ended.text
+    assert ended.code == 1
+
+
+def test_a_helper_that_fails_does_not_fail_the_run(tmp_path):
+    ended, recorder = supervise(
+        tmp_path, [helper("raise SystemExit('no network')"), core("import time; time.sleep(3)")]
+    )
+    assert ended.code == 0
+    assert "the run goes on without it. no network" in recorder.events[-1]
+
+
+def test_a_worker_that_ends_before_the_last_step_is_not_taken_for_success(tmp_path):
+    ended, _ = supervise(
+        tmp_path, [worker("pass"), core("import time; time.sleep(600)")], max_restarts=0
+    )
+    assert ended.code == 1
+    assert "driver ended before the last step was trained" in ended.text
+
+
+def test_a_full_disk_is_told_as_such_and_not_retried(tmp_path):
+    full = "import errno, os; raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))"
+    ended, recorder = supervise(tmp_path, [worker(full)])
+    assert "is full: free some space" in ended.text
+    assert recorder.events == []
+
+
+# --- nothing is left behind ----------------------------------------------------------------------
+
+
+def test_what_a_role_leaves_behind_is_gone_when_it_ends(tmp_path, mark):
+    ended, _ = supervise(tmp_path, [core(LEAVES_CHILDREN.format(mark=mark, then=""))])
+    assert ended.code == 0, ended.text
+    assert marked(mark) == []
+
+
+def test_a_role_that_ignores_being_asked_is_killed(tmp_path, mark, monkeypatch):
+    monkeypatch.setattr("glm52_tbench2.launch.roles.GRACE_S", 0.5)
+    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + scripted.SERVER
+    ended, _ = supervise(
+        tmp_path, [server(code=deaf + f"#{mark}"), core("import time; time.sleep(1)")]
+    )
+    assert ended.code == 0
+    assert marked(mark) == []
+
+
+def test_killing_the_supervisor_leaves_nothing(background, mark):
+    code = LEAVES_CHILDREN.format(mark=mark, then="import time; time.sleep(600)")
+    process = background(("server", ""), ("worker", code), ("core", code))
+    wait_until(lambda: len(marked(mark)) >= 8)
+    tree = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait()
+    wait_until(lambda: not marked(mark))
+    wait_until(lambda: not any(p.is_running() and p.status() != "zombie" for p in tree))
+
+
+def test_killing_a_guard_leaves_nothing(background, mark):
+    code = LEAVES_CHILDREN.format(mark=mark, then="import time; time.sleep(600)")
+    process = background(("worker", code), max_restarts=0)
+    wait_until(lambda: len(marked(mark)) >= 4)
+    (guard,) = psutil.Process(process.pid).children()
+    guard.kill()
+    assert process.wait(WORK_S) == 1
+    assert marked(mark) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_a_signal_stops_every_role(background, mark, number, code):
+    body = LEAVES_CHILDREN.format(mark=mark, then="import time; time.sleep(600)")
+    process = background(("server", ""), ("worker", body))
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    assert process.wait(WORK_S) == code
+    assert marked(mark) == []
+
+
+def test_a_second_ctrl_c_does_not_wait_for_deaf_roles(background, mark, tmp_path):
+    deaf = (
+        "import pathlib, signal, time\n"
+        f"told = lambda *a: pathlib.Path({str(tmp_path / 'told')!r}).touch()\n"
+        f"signal.signal(signal.SIGTERM, told); print({mark!r}, flush=True)\n"
+        "while True: time.sleep(1)"
+    )
+    process = background(("worker", deaf))
+    assert process.stdout.readline() == "ready\n"
+    wait_until(lambda: mark in (tmp_path / "logs/driver.log").read_text())
+    process.send_signal(signal.SIGINT)
+    wait_until((tmp_path / "told").exists)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert process.wait(WORK_S) == 130
+    assert marked(mark) == []
+
+
+def test_nothing_of_a_run_listens_beyond_the_loopback(background):
+    process = background(("server", ""), ("worker", "import time; time.sleep(600)"))
+    assert process.stdout.readline() == "ready\n"
+    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    listening = {
+        c.laddr.ip.removeprefix("::ffff:")
+        for p in family
+        for c in p.net_connections("inet")
+        if c.status == psutil.CONN_LISTEN
+    }
+    assert listening == {"127.0.0.1"}
