@@ -50,7 +50,10 @@ def load_set(name: str, data: Path = DATA) -> TaskSet:
         fields = yaml.safe_load(path.read_text())
         ids = fields["tasks"]
         well_formed = (
-            fields["suite"] == suite and bool(ids) and all(isinstance(one, str) for one in ids)
+            fields["suite"] == suite
+            and isinstance(ids, list)
+            and bool(ids)
+            and all(isinstance(one, str) for one in ids)
         )
     except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError):
         well_formed = False

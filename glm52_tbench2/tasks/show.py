@@ -37,7 +37,7 @@ def show(tasks: Sequence[Task | KnownTask], title: str, console: Console | None 
     ]
     if not console.is_terminal:
         for row in (header, *rows):
-            console.out("\t".join(row), highlight=False)
+            print(*row, sep="\t", file=console.file)
         return
     table = Table(title=title)
     for index, name in enumerate(header):
