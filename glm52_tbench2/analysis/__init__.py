@@ -1,0 +1,1 @@
+"""Readers of a run folder, live or dead: tracking, report, summary. Imports config only."""

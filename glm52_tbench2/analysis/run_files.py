@@ -1,0 +1,128 @@
+"""A run folder, read as it is: running, finished or killed, whole or damaged."""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..config import load_run_config, metrics_log
+from ..config.schema import RunConfig
+
+IDENTITY_FILE = "identity.json"
+FINISHED_FILE = "finished"
+HEARTBEAT_FILE = "heartbeat.json"
+# The supervisor beats every 10 s; a machine under load may be late.
+HEARTBEAT_LOST_S = 60.0
+
+Row = dict[str, Any]
+
+
+@dataclass
+class RunFiles:
+    """A run folder. Files are read when asked for; what cannot be read is named in `warnings`."""
+
+    path: Path
+    config: RunConfig
+    warnings: list[str] = field(default_factory=list)
+
+    @classmethod
+    def open(cls, run_dir: str | Path) -> "RunFiles":
+        """Raises UserError when `run_dir` is not a run folder."""
+        return cls(Path(run_dir).resolve(), load_run_config(run_dir))
+
+    @property
+    def name(self) -> str:
+        """The run's name: that of its folder."""
+        return self.path.name
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """identity.json, or {} with a warning."""
+        return self._json(IDENTITY_FILE, "the run's identity is unknown")
+
+    @cached_property
+    def metrics(self) -> dict[str, dict[int, dict[str, float]]]:
+        """source -> step -> metrics, as metrics_log.read."""
+        return metrics_log.read(self.path)
+
+    def series(self, name: str) -> dict[int, float]:
+        """Step -> value of a metric, whoever wrote it, steps rising."""
+        found = {
+            step: metrics[name]
+            for steps in self.metrics.values()
+            for step, metrics in steps.items()
+            if metrics.get(name) is not None
+        }
+        return dict(sorted(found.items()))
+
+    @property
+    def state(self) -> str:
+        """finished; running, while its supervisor's heart beats; else stopped."""
+        if (self.path / FINISHED_FILE).exists():
+            return "finished"
+        if not (self.path / HEARTBEAT_FILE).exists():
+            return "stopped"
+        beat = self._json(HEARTBEAT_FILE, "whether the run is alive is unknown")
+        alive = beat.get("phase") in ("starting", "running", "stopping")
+        recent = time.time() - beat.get("time", 0.0) < HEARTBEAT_LOST_S
+        return "running" if alive and recent else "stopped"
+
+    def steps(self, kind: str) -> list[int]:
+        """Steps that have a file; `kind` is rollouts, train or eval."""
+        numbers = (p.stem.removeprefix("step_") for p in self.path.glob(f"{kind}/step_*.parquet"))
+        return sorted(int(number) for number in numbers if number.isdigit())
+
+    def rows(self, kind: str, step: int, columns: Sequence[str]) -> list[Row]:
+        """One dict a sample with the `columns` that the file has; [] with a warning if damaged."""
+        return self._read(kind, step, columns, None)
+
+    def sample(self, kind: str, step: int, sample_id: str) -> Row | None:
+        """Every column of one sample; None if it is not there."""
+        rows = self._read(kind, step, None, [("sample_id", "==", sample_id)])
+        return rows[0] if rows else None
+
+    def stats(self, kind: str, step: int) -> dict[str, float]:
+        """What the driver noted beside the rows, as samples dropped by reason; {} if nothing."""
+        try:
+            metadata = pq.read_metadata(self._file(kind, step)).metadata or {}
+            return json.loads(metadata.get(b"stats", b"{}"))
+        except (OSError, pa.ArrowException, ValueError):
+            return {}
+
+    def _read(
+        self, kind: str, step: int, columns: Sequence[str] | None, filters: list[Any] | None
+    ) -> list[Row]:
+        path = self._file(kind, step)
+        try:
+            with pq.ParquetFile(path) as file:
+                known = file.schema_arrow.names
+            wanted = known if columns is None else [name for name in columns if name in known]
+            return pq.read_table(path, columns=wanted, filters=filters).to_pylist()
+        except (OSError, pa.ArrowException) as error:
+            reason = str(error).splitlines()[0]
+            self._warn(f"{path.relative_to(self.path)} is not readable and left out: {reason}")
+            return []
+
+    def _file(self, kind: str, step: int) -> Path:
+        return self.path / kind / f"step_{step:06d}.parquet"
+
+    def _json(self, name: str, consequence: str) -> dict[str, Any]:
+        try:
+            content = json.loads((self.path / name).read_text())
+            if isinstance(content, dict):
+                return content
+            reason = "it holds no keys and values"
+        except (OSError, ValueError) as error:
+            reason = str(error)
+        self._warn(f"{name} is not readable, so {consequence}: {reason}")
+        return {}
+
+    def _warn(self, text: str) -> None:
+        if text not in self.warnings:
+            self.warnings.append(text)
