@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from glm52_tbench2.config.schema import Advantage
+from ..config.schema import Advantage
 
 STD_EPS = 1e-6
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from glm52_tbench2.config.files import atomic_path
+from ..config.files import atomic_path
 
 SCHEMA_VERSION = "1"
 

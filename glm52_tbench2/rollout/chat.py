@@ -8,10 +8,11 @@ placeholders for the contents. Contents are encoded apart from it, so a command'
 import json
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from glm52_tbench2.config.errors import UserError
+from ..config.errors import UserError
 
 _SYSTEM, _INSTRUCTION, _TURN, _OBSERVATION = (
     f"@@{name}@@" for name in ("system", "instruction", "turn", "observation")
@@ -134,7 +135,7 @@ class ChatLayout:
         """Ids of `text`, none of them an added token: such a word is encoded in two parts."""
         cuts = [0, *(found.start() + 1 for found in self._find_special.finditer(text)), len(text)]
         ids: list[int] = []
-        for start, end in zip(cuts, cuts[1:], strict=False):
+        for start, end in pairwise(cuts):
             if end > start:
                 ids += self._tokenizer.encode(text[start:end], add_special_tokens=False)
         return ids

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from glm52_tbench2.config.errors import UserError
-from glm52_tbench2.rollout.batch import Sample
-from glm52_tbench2.rollout.outcome import has_verdict
+from ..config.errors import UserError
+from .batch import Sample
+from .outcome import has_verdict
 
 MIN_STD = 1e-8
 
@@ -43,13 +43,3 @@ def named(names: Sequence[str]) -> dict[str, GroupFilter]:
 def dropped_by(group: Sequence[Sample], filters: dict[str, GroupFilter]) -> str | None:
     """Name of the first filter that refuses the group; None: it is kept."""
     return next((name for name, keep in filters.items() if not keep(group)), None)
-
-
-def staleness(sample: Sample, version: int) -> int:
-    """Weight versions between the oldest generated token and `version`, which is to train on it."""
-    return int(version - sample.weight_versions[sample.loss_mask].min(initial=version))
-
-
-def check_staleness(sample: Sample, version: int, limit: int | None) -> bool:
-    """No token is older than `limit` weight versions; None: any age will do."""
-    return limit is None or staleness(sample, version) <= limit

@@ -1,4 +1,4 @@
-"""A minimal tokenizer with GLM's special tokens and layout, and scripted fakes of engine and sandbox."""
+"""A minimal tokenizer with GLM's special tokens and layout."""
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers

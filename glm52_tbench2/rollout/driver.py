@@ -1,0 +1,245 @@
+"""The driver role: ``python -m glm52_tbench2.rollout.driver --run RUN``.
+
+Turns weight versions into step files, one step ahead of the trainer, and evaluates. All that it
+knows lies in the run folder, so one that is killed and started again goes on where files end.
+"""
+
+import argparse
+import asyncio
+import errno
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+
+from ..config import load_run_config, metrics_log
+from ..config.errors import UserError
+from ..config.identity import load_identity
+from ..config.paths import resolve
+from ..config.schema import Mode, RunConfig
+from ..config.signals import Signals, SignalsLost
+from ..engines.client import EngineClient
+from ..envs.client import EnvSession
+from ..tasks.sets import load_set
+from .batch import (
+    BatchError,
+    CorruptBatchError,
+    ForeignBatchError,
+    Sample,
+    batch_path,
+    read_batch,
+    read_info,
+    write_batch,
+)
+from .chat import ChatLayout
+from .collect import Collector, RolloutError
+from .progress import Progress
+from .stats import eval_metrics, rollout_metrics
+
+_POLL_S = 0.05
+
+log = logging.getLogger(__name__)
+
+
+class Endpoints:
+    """The environment and the engines of a job, found by their signals at each use."""
+
+    def __init__(self, config: RunConfig, signals: Signals) -> None:
+        self._config, self._signals = config, signals
+        self._engines: dict[int, tuple[str, EngineClient]] = {}
+
+    async def engine(self, number: int) -> EngineClient:
+        """The client of engine `number` modulo their count, once that engine is ready."""
+        index = number % self._config.engine.num_engines
+        url = await self._ready(f"engine/{index}", self._config.cluster.deadlines.engine)
+        known = self._engines.get(index)
+        if known is None or known[0] != url:
+            known = url, EngineClient(url, self._config.engine.request_timeout_s)
+            self._engines[index] = known
+        return known[1]
+
+    async def open_sandbox(self) -> EnvSession:
+        """A new session with the environment, once it is ready."""
+        url = await self._ready("env/0", self._config.cluster.deadlines.env)
+        return await EnvSession.open(url)
+
+    async def weights(self) -> int | None:
+        """The newest version every engine serves; None before the trainer's first push."""
+        version = await self._get("weights/version")
+        return None if version is None else int(version)
+
+    async def weights_at(self, version: int) -> None:
+        """Returns once every engine serves exactly `version`."""
+        while await self.weights() != version:
+            await asyncio.sleep(_POLL_S)
+
+    async def _ready(self, key: str, deadline_s: float) -> str:
+        began = perf_counter()
+        while (url := await self._get(key)) is None:
+            if perf_counter() - began > deadline_s:
+                raise RolloutError(f"{key} was not ready within {deadline_s:g} s")
+            await asyncio.sleep(_POLL_S)
+        return url
+
+    async def _get(self, key: str) -> str | None:
+        return await asyncio.to_thread(self._signals.get, key)
+
+
+class Driver:
+    """One run's driver in synchronous mode: generate step N with version N - 1, wait, repeat."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        config: RunConfig,
+        identity: str,
+        endpoints: Endpoints,
+        chat: ChatLayout,
+    ) -> None:
+        self.run_dir, self.config, self.identity = run_dir, config, identity
+        self.endpoints = endpoints
+        self.progress = Progress(steps=config.steps)
+        self.collector = Collector(config, chat, endpoints, self.progress)
+        self.train_tasks = load_set(config.data.train).ids
+        self.eval_tasks = load_set(config.data.eval).ids
+        self.logged = {source: set(steps) for source, steps in metrics_log.read(run_dir).items()}
+
+    async def run(self) -> None:
+        """Until the last evaluation. Raises RolloutError, UserError, OSError or SignalsLost."""
+        writing = asyncio.create_task(self.progress.keep_writing(self.run_dir))
+        try:
+            for step in range(1, self.config.steps + 1):
+                if not self._have("rollouts", step):
+                    await self._evaluate_if_due(step - 1)
+                    await self._generate(step)
+            await self._evaluate_if_due(self.config.steps)
+            self.progress.enter("done", self.config.steps)
+        finally:
+            writing.cancel()
+            self.progress.write(self.run_dir)
+
+    async def _generate(self, step: int) -> None:
+        """Makes the batch of `step`, unless the trainer is past it."""
+        if not await self._wait_for(step - 1, step):
+            log.warning("step %d has no batch and is trained: nothing to do", step)
+            return
+        samples, stats = await self.collector.step(self.train_tasks, step, step - 1)
+        path = batch_path(self.run_dir, "rollouts", step)
+        write_batch(path, samples, self.identity, step, stats)
+        self._log_metrics("rollouts", step, samples, stats)
+
+    async def _evaluate_if_due(self, step: int) -> None:
+        """Evaluates the weights after `step` steps, where that is due and no file has it."""
+        every = self.config.eval.every
+        due = every > 0 and (step % every == 0 or step == self.config.steps)
+        if not due or self._have("eval", step):
+            return
+        if not await self._wait_for(step, step):
+            log.warning("evaluation after step %d is missing and its weights are gone", step)
+            return
+        samples, stats = await self.collector.evaluation(self.eval_tasks, step, step)
+        write_batch(batch_path(self.run_dir, "eval", step), samples, self.identity, step, stats)
+        self._log_metrics("eval", step, samples, stats)
+
+    async def _wait_for(self, version: int, step: int) -> bool:
+        """Whether the engines came to serve `version`; False: they are past it."""
+        self.progress.enter("wait", step)
+        while (served := await self.endpoints.weights()) is None or served < version:
+            await asyncio.sleep(_POLL_S)
+        return served == version
+
+    def _have(self, kind: str, step: int) -> bool:
+        """Whether the file of `step` is there and good; a damaged one is moved aside."""
+        path = batch_path(self.run_dir, kind, step)
+        try:
+            samples = read_batch(path, self.identity, step)
+        except FileNotFoundError:
+            return False
+        except CorruptBatchError as error:
+            aside = path.with_name(f"{path.name}.corrupt")
+            path.replace(aside)
+            log.warning("%s; moved to %s and made again", error, aside.name)
+            return False
+        except ForeignBatchError as error:
+            raise UserError(f"{error}; move it away or start a new run.") from error
+        source = _SOURCES[kind]
+        if step not in self.logged.get(source, ()):
+            self._log_metrics(kind, step, samples, read_info(path).stats)
+        return True
+
+    def _log_metrics(
+        self, kind: str, step: int, samples: Sequence[Sample], stats: dict[str, float]
+    ) -> None:
+        if kind == "eval":
+            metrics = eval_metrics(samples, stats)
+        else:
+            cap = self.config.rollout.max_turn_tokens
+            metrics = rollout_metrics(samples, stats, step - 1, cap)
+        metrics_log.append(self.run_dir, step, _SOURCES[kind], metrics)
+        prefix = "eval" if kind == "eval" else "rollout"
+        log.info(
+            "%s %d: reward %.3f, truncated %.2f, %.1f turns, %.0f tokens, %.1f s",
+            prefix,
+            step,
+            metrics[f"{prefix}/reward_mean"],
+            metrics[f"{prefix}/truncated_share"],
+            metrics[f"{prefix}/turns_mean"],
+            metrics[f"{prefix}/generated_tokens"],
+            stats["wall_s"],
+        )
+
+
+_SOURCES = {"rollouts": "driver", "eval": "eval"}
+
+
+async def drive(run_dir: Path) -> None:
+    """Runs the driver of `run_dir` under its supervisor's signals."""
+    config = load_run_config(run_dir)
+    if config.rollout.mode is not Mode.sync:
+        raise UserError(
+            f"rollout.mode={config.rollout.mode.name} is not available; write rollout.mode=sync."
+        )
+    identity = load_identity(run_dir)[0].hash
+    signals = Signals.from_env()
+    chat = ChatLayout.load(resolve(config.model.path))
+    driver = Driver(run_dir, config, identity, Endpoints(config, signals), chat)
+    signals.publish("driver/ready", "1")
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, task.cancel)
+    await driver.run()
+
+
+def main() -> int:
+    """Exit code: 0 finished, 2 bad input, 1 a failure told in one sentence, 143 stopped."""
+    parser = argparse.ArgumentParser(prog="python -m glm52_tbench2.rollout.driver")
+    parser.add_argument("--run", type=Path, required=True, help="run folder")
+    run_dir = parser.parse_args().run
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        asyncio.run(drive(run_dir))
+    except asyncio.CancelledError:
+        return 128 + signal.SIGTERM
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except (RolloutError, SignalsLost, BatchError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        print(
+            f"The disk of {run_dir} is full: nothing was half-written. Free some space, then "
+            "resume the run.",
+            file=sys.stderr,
+        )
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,344 @@
+"""One episode: the policy and a sandbox in turn, until a named end.
+
+Tokens in, tokens out: what the engine returned is the record, and the conversation grows by the ids
+of each observation. Generation stops the moment its tokens could no longer be trained.
+"""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Protocol
+
+import numpy as np
+
+from ..config.errors import UserError
+from ..config.schema import RunConfig
+from ..engines.client import EngineError, Generation
+from ..envs.client import ExecResult, SandboxError
+from ..envs.client import Verdict as TestVerdict
+from .batch import Sample, Turn
+from .chat import ChatLayout
+from .outcome import OUTCOMES, Cause, EndReason, Verdict
+from .protocol import command_of, is_complete, observation_of
+
+GRACE_S = 30.0
+"""Given to a server beyond the limit it was asked to keep, seconds."""
+_COURTESY_S = 10.0
+"""Longest wait for an abort or a close, seconds."""
+
+
+class Engine(Protocol):
+    """What an episode needs of :class:`glm52_tbench2.engines.client.EngineClient`."""
+
+    async def generate(
+        self,
+        input_ids: list[int],
+        *,
+        max_new_tokens: int,
+        temperature: float,
+        stop_token_ids: list[int],
+        seed: int,
+        rid: str,
+    ) -> Generation: ...
+
+    async def abort(self, rid: str) -> None: ...
+
+
+class Sandbox(Protocol):
+    """What an episode needs of :class:`glm52_tbench2.envs.client.EnvSession`."""
+
+    async def reset(self, task_id: str) -> str: ...
+
+    async def exec(self, command: str, timeout_s: float) -> ExecResult: ...
+
+    async def evaluate(self) -> TestVerdict: ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one episode may use."""
+
+    temperature: float
+    max_turn_tokens: int
+    max_session_tokens: int
+    max_turns: int
+    episode_timeout_s: float
+    command_timeout_s: float
+    verifier_timeout_s: float
+    observation_chars: int
+
+    @classmethod
+    def of(cls, config: RunConfig, temperature: float) -> "Limits":
+        """The limits a run's config sets."""
+        rollout, sandbox = config.rollout, config.sandbox
+        return cls(
+            temperature=temperature,
+            max_turn_tokens=rollout.max_turn_tokens,
+            max_session_tokens=rollout.max_session_tokens,
+            max_turns=rollout.max_turns,
+            episode_timeout_s=rollout.episode_timeout_s,
+            command_timeout_s=sandbox.command_timeout_s,
+            # Where the task sets its own limit the server keeps it; this is the last resort.
+            verifier_timeout_s=sandbox.verifier_timeout_s or rollout.episode_timeout_s,
+            observation_chars=rollout.observation_chars,
+        )
+
+
+@dataclass(frozen=True)
+class Episode:
+    """What to play, and under which names and seeds."""
+
+    step: int
+    group: int
+    index: int
+    task_id: str
+    seed: Callable[[int], int]
+    """Sampling seed of each turn."""
+    rid: str
+    """Prefix of the engine's request ids; unique among all requests of a run's lifetime."""
+    version: int
+    """The one weight version its tokens may come from."""
+
+    @property
+    def sample_id(self) -> str:
+        return f"{self.step:06d}-{self.group}-{self.index}"
+
+
+async def play(
+    episode: Episode,
+    system_prompt: str,
+    limits: Limits,
+    chat: ChatLayout,
+    engine: Engine,
+    open_sandbox: Callable[[], Awaitable[Sandbox]],
+) -> Sample:
+    """Plays one episode and takes its verdict.
+
+    Failures of engine and sandbox do not raise: they are the sample's end reason, and its reward is
+    then NaN. Raises UserError when a task's prompt alone fills the session budget.
+
+    Its wall clock, `episode_timeout_s`, runs from the first turn; starting the sandbox and
+    the verdict have limits of their own, because the policy does not cause how long they take.
+    """
+    return await _Play(episode, system_prompt, limits, chat, engine).run(open_sandbox)
+
+
+class _End(Exception):
+    """Ends an episode from wherever it is."""
+
+    def __init__(self, reason: EndReason, error: str) -> None:
+        super().__init__(error)
+        self.reason = reason
+        self.error = error
+
+
+class _Play:
+    def __init__(
+        self,
+        episode: Episode,
+        system_prompt: str,
+        limits: Limits,
+        chat: ChatLayout,
+        engine: Engine,
+    ) -> None:
+        self.episode, self.limits, self.chat, self.engine = episode, limits, chat, engine
+        self.system_prompt = system_prompt
+        self.tokens: list[int] = []
+        self.logprobs: list[float] = []
+        self.versions: list[int] = []
+        self.turns: list[Turn] = []
+        self.prompt_tokens = 0
+        self.start_s = self.verify_s = 0.0
+        self.running: str | None = None
+        """Request id of the generation in flight."""
+
+    async def run(self, open_sandbox: Callable[[], Awaitable[Sandbox]]) -> Sample:
+        started = perf_counter()
+        sandbox: Sandbox | None = None
+        reward, error = math.nan, None
+        try:
+            try:
+                async with asyncio.timeout(self.limits.episode_timeout_s):
+                    sandbox = await open_sandbox()
+                    instruction = await sandbox.reset(self.episode.task_id)
+            except TimeoutError:
+                limit = self.limits.episode_timeout_s
+                raise _End(EndReason.sandbox, f"no sandbox within {limit:g} s") from None
+            self.start_s = perf_counter() - started
+            reason = await self._converse(sandbox, instruction)
+            if OUTCOMES[reason].verdict is Verdict.zero:
+                reward = 0.0
+            else:
+                reward = await self._verify(sandbox, reason)
+        except _End as end:
+            reason, error = end.reason, end.error
+        except SandboxError as failure:
+            reason, error = EndReason.sandbox, str(failure)
+        except EngineError as failure:
+            reason, error = EndReason.engine, str(failure)
+        finally:
+            total_s = perf_counter() - started
+            if sandbox is not None:
+                with suppress(SandboxError, TimeoutError):
+                    await asyncio.wait_for(sandbox.close(), _COURTESY_S)
+        return self._sample(reason, reward, error, total_s)
+
+    async def _converse(self, sandbox: Sandbox, instruction: str) -> EndReason:
+        """Turns until the policy's end, within the wall clock."""
+        began = perf_counter()
+        try:
+            async with asyncio.timeout(self.limits.episode_timeout_s):
+                return await self._take_turns(sandbox, instruction)
+        except TimeoutError:
+            await self._blame_for_timeout(perf_counter() - began)
+            return EndReason.timeout
+
+    async def _take_turns(self, sandbox: Sandbox, instruction: str) -> EndReason:
+        limits = self.limits
+        self._append(self.chat.prompt(self.system_prompt, instruction))
+        self.prompt_tokens = len(self.tokens)
+        if self.prompt_tokens >= limits.max_session_tokens:
+            raise UserError(
+                f"The prompt of task {self.episode.task_id} has {self.prompt_tokens} tokens and "
+                f"leaves none to generate; raise rollout.max_session_tokens "
+                f"({limits.max_session_tokens})."
+            )
+        for number in range(limits.max_turns):
+            cap = min(limits.max_turn_tokens, limits.max_session_tokens - len(self.tokens))
+            turn = await self._generate(number, cap)
+            if turn.finish == "length":
+                return EndReason.length if cap == limits.max_turn_tokens else EndReason.budget
+            text = self.chat.text(self.tokens[turn.start : turn.end])
+            command = command_of(text)
+            if command is None:
+                return EndReason.task_complete if is_complete(text) else EndReason.no_command
+            await self._execute(sandbox, turn, command)
+            if number + 1 == limits.max_turns:
+                break
+            answer = self.chat.observation(turn.observation, self.tokens[-1])
+            if len(self.tokens) + len(answer) >= limits.max_session_tokens:
+                return EndReason.budget
+            self._append(answer)
+        return EndReason.max_turns
+
+    async def _generate(self, number: int, cap: int) -> Turn:
+        began = perf_counter()
+        self.running = f"{self.episode.rid}-{number}"
+        out = await self.engine.generate(
+            list(self.tokens),
+            max_new_tokens=cap,
+            temperature=self.limits.temperature,
+            stop_token_ids=self.chat.stop_token_ids,
+            seed=self.episode.seed(number),
+            rid=self.running,
+        )
+        self.running = None
+        start = len(self.tokens)
+        if out.finish == "abort":
+            raise _End(EndReason.aborted, "the engine aborted the request")
+        if not 0 < len(out.output_ids) == len(out.logprobs) == len(out.versions):
+            raise _End(
+                EndReason.engine,
+                f"the engine returned {len(out.output_ids)} tokens, {len(out.logprobs)} log-probs "
+                f"and {len(out.versions)} versions",
+            )
+        if not all(map(math.isfinite, out.logprobs)):
+            raise _End(EndReason.engine, "the engine returned a log-prob that is not finite")
+        self.tokens += out.output_ids
+        self.logprobs += out.logprobs
+        self.versions += out.versions
+        turn = Turn(
+            start=start,
+            end=len(self.tokens),
+            finish=out.finish,
+            generate_s=perf_counter() - began,
+            cached_tokens=out.cached_tokens,
+        )
+        self.turns.append(turn)
+        found = set(out.versions)
+        if found != {self.episode.version}:
+            raise _End(
+                EndReason.stale,
+                f"tokens of weight versions {sorted(found)}, not {self.episode.version}",
+            )
+        return turn
+
+    async def _execute(self, sandbox: Sandbox, turn: Turn, command: str) -> None:
+        limit = self.limits.command_timeout_s
+        turn.command = command
+        began = perf_counter()
+        try:
+            async with asyncio.timeout(limit + GRACE_S):
+                result = await sandbox.exec(command, limit)
+        except TimeoutError:
+            raise _End(
+                EndReason.sandbox, f"a command of at most {limit:g} s gave no answer in time"
+            ) from None
+        finally:
+            turn.exec_s = perf_counter() - began
+        turn.exit_code = result.exit_code
+        turn.observation = observation_of(
+            result.output, self.limits.observation_chars, limit if result.timed_out else None
+        )
+
+    async def _blame_for_timeout(self, elapsed: float) -> None:
+        """Raises _End when the wall clock ran out on the engine's account, not the policy's."""
+        if self.running is not None:
+            try:
+                await asyncio.wait_for(self.engine.abort(self.running), _COURTESY_S)
+            except (EngineError, TimeoutError) as failure:
+                raise _End(
+                    EndReason.engine, f"the engine stopped answering: {failure or 'abort hung'}"
+                ) from None
+        if not self.turns:
+            raise _End(EndReason.engine, f"not one turn was generated in {elapsed:.0f} s")
+
+    async def _verify(self, sandbox: Sandbox, reason: EndReason) -> float:
+        began = perf_counter()
+        try:
+            async with asyncio.timeout(self.limits.verifier_timeout_s + GRACE_S):
+                verdict = await sandbox.evaluate()
+        except TimeoutError:
+            raise _End(EndReason.verifier, f"no verdict in time (after {reason})") from None
+        finally:
+            self.verify_s = perf_counter() - began
+        if verdict.error or verdict.reward is None or not math.isfinite(verdict.reward):
+            raise _End(EndReason.verifier, f"{verdict.error or 'no reward'} (after {reason})")
+        return float(verdict.reward)
+
+    def _append(self, ids: list[int]) -> None:
+        self.tokens += ids
+        self.logprobs += [0.0] * len(ids)
+        self.versions += [-1] * len(ids)
+
+    def _sample(
+        self, reason: EndReason, reward: float, error: str | None, total_s: float
+    ) -> Sample:
+        versions = np.asarray(self.versions, dtype=np.int32)
+        outcome = OUTCOMES[reason]
+        return Sample(
+            sample_id=self.episode.sample_id,
+            step=self.episode.step,
+            group=self.episode.group,
+            index=self.episode.index,
+            task_id=self.episode.task_id,
+            end_reason=reason.value,
+            reward=reward if outcome.cause is Cause.policy else math.nan,
+            truncated=outcome.truncated,
+            tokens=np.asarray(self.tokens, dtype=np.int32),
+            loss_mask=versions >= 0,
+            rollout_logprobs=np.asarray(self.logprobs, dtype=np.float32),
+            weight_versions=versions,
+            turns=self.turns,
+            prompt_tokens=self.prompt_tokens,
+            generate_s=sum(turn.generate_s for turn in self.turns),
+            sandbox_s=self.start_s + sum(turn.exec_s for turn in self.turns),
+            verify_s=self.verify_s,
+            total_s=total_s,
+            error=error,
+        )
