@@ -1,6 +1,5 @@
 """Addresses and ports of a run's servers."""
 
-import ipaddress
 import random
 import socket
 
@@ -32,11 +31,6 @@ def fabric_address(prefix: str) -> tuple[str, str]:
         f"cluster.fabric is '{prefix}', but no address of this machine starts with it; "
         f"it has {', '.join(address for address, _ in found)}."
     )
-
-
-def is_loopback(address: str) -> bool:
-    """Whether only this machine reaches `address`."""
-    return ipaddress.ip_address(address).is_loopback
 
 
 def is_free(host: str, port: int) -> bool:

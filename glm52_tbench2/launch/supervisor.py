@@ -6,6 +6,7 @@ supervisor alone; its log file is its standard output, so a line costs the super
 
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -33,6 +34,7 @@ _HELPERS_S = 30.0
 _GUARD_S = guard.GIVE_UP_S + 5
 _TICK_STARTING_S, _TICK_RUNNING_S = 0.25, 1.0
 _FULL_DISK_BYTES = 16 * 2**20
+_FULL_DISK = re.compile(r"No space left on device|Disk quota exceeded|disk of .* is full")
 
 
 class Watcher(Protocol):
@@ -126,7 +128,7 @@ class Supervisor:
             if self._asked is not None:
                 name = signal.Signals(self._asked).name
                 self._phase = "stopping"
-                self._tell(f"{name}: stopping every role", show=False)
+                self._tell("Stopping every role; again to kill them at once.")
                 return Ended(128 + self._asked, f"Stopped by {name}.")
             if self._work_is_done():
                 self._finish()
@@ -272,7 +274,7 @@ class Supervisor:
         return f"{what} The end of {_short(log)}:\n{quoted}"
 
     def _disk_full(self, lines: list[str]) -> bool:
-        if any("No space left on device" in line for line in lines):
+        if any(_FULL_DISK.search(line) for line in lines):
             return True
         return shutil.disk_usage(self._run_dir).free < _FULL_DISK_BYTES
 

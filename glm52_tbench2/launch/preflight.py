@@ -1,0 +1,199 @@
+"""What stands in the way of a run on this machine, all of it, before anything is started."""
+
+import netrc
+import os
+import re
+import shutil
+from pathlib import Path
+
+from ..config.errors import UserError
+from ..config.paths import resolve
+from ..config.schema import Device, Mode, RunConfig, SandboxProvider, Scheduler, WandbMode
+from ..envs import namespace
+from ..tasks.sets import TaskSet, check_disjoint, load_set
+from ..tasks.suite import load_suite, select
+from .placement import given_port
+from .ports import fabric_address, is_free
+
+_GIB = 2**30
+
+
+def check(config: RunConfig) -> None:
+    """Raises UserError with every problem, each with its mend."""
+    found = problems(config)
+    if len(found) == 1:
+        raise UserError(found[0])
+    if found:
+        listed = "\n".join(f"  - {problem}" for problem in found)
+        raise UserError(f"The run cannot start, for {len(found)} reasons:\n{listed}")
+
+
+def problems(config: RunConfig) -> list[str]:
+    """Each problem as one sentence that says what to do instead; empty: none."""
+    if config.cluster.scheduler is Scheduler.slurm:
+        # The rest would be told about the wrong machine.
+        return [_slurm()]
+    return [
+        *_name(config),
+        *_built(config),
+        *_machine(config),
+        *_sandbox(config),
+        *_model(config),
+        *_tasks(config),
+        *_disk(config),
+        *_secrets(config),
+    ]
+
+
+def _slurm() -> str:
+    if shutil.which("sbatch") is None:
+        return (
+            "This configuration runs under Slurm, and there is none here (sbatch is not found); "
+            "on one machine write: glm52 train experiment=smoke"
+        )
+    return (
+        "Submitting to Slurm is not built yet; on one machine write: glm52 train experiment=smoke"
+    )
+
+
+def _name(config: RunConfig) -> list[str]:
+    if re.fullmatch(r"[\w.+=,-]+", config.name) and not config.name.startswith((".", "-")):
+        return []
+    return [
+        f"name is '{config.name}', which cannot be a folder's name; "
+        "write letters, digits and any of _ . + = , -"
+    ]
+
+
+def _built(config: RunConfig) -> list[str]:
+    found = []
+    if config.rollout.mode is not Mode.sync:
+        found.append("rollout.mode=fully_async is not built yet; write rollout.mode=sync.")
+    if config.sandbox.provider is not SandboxProvider.local:
+        found.append(
+            f"sandbox.provider={config.sandbox.provider.name} is not built yet; "
+            "write sandbox=local."
+        )
+    return found
+
+
+def _machine(config: RunConfig) -> list[str]:
+    found = []
+    try:
+        host, _ = fabric_address(config.cluster.fabric)
+    except UserError as error:
+        found.append(str(error))
+    else:
+        ports = [given_port(config, index) for index in range(config.engine.num_engines)]
+        found += [
+            f"engine.server_args.port gives port {port} to an engine, but it is in use on {host}; "
+            "choose another, or leave it out for a free one."
+            for port in ports
+            if port is not None and not is_free(host, port)
+        ]
+    if config.cluster.nodes != 1 or config.parallel.nodes != 1:
+        found.append(
+            "cluster.scheduler=local runs on one node, but cluster.nodes is "
+            f"{config.cluster.nodes} and parallel.nodes {config.parallel.nodes}; write 1 for both."
+        )
+    return found + _gpus(config)
+
+
+def _gpus(config: RunConfig) -> list[str]:
+    here = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    trainer = config.parallel.gpus_per_node if config.parallel.device is Device.cuda else 0
+    engines = (
+        config.engine.num_engines * config.engine.gpus_per_engine
+        if config.engine.device is Device.cuda
+        else 0
+    )
+    if trainer + engines <= here:
+        return []
+    users = [
+        f"parallel.device=cuda takes {trainer}" if trainer else "",
+        f"engine.device=cuda takes {engines}" if engines else "",
+    ]
+    return [
+        f"{' and '.join(filter(None, users))} GPUs, but this machine has {here or 'none'}; "
+        "write engine=cpu parallel=single, or run where the GPUs are."
+    ]
+
+
+def _sandbox(config: RunConfig) -> list[str]:
+    if config.sandbox.provider is not SandboxProvider.local:
+        return []
+    try:
+        namespace.check()
+    except UserError as error:
+        return [str(error)]
+    return []
+
+
+def _model(config: RunConfig) -> list[str]:
+    folder = resolve(config.model.path)
+    if not folder.is_dir():
+        return [
+            f"model.path is {folder}, and there is no such folder; put the weights of "
+            f"{config.model.name} there, or write model.path=FOLDER."
+        ]
+    missing = [
+        name
+        for name in ("config.json", "tokenizer.json", "*.safetensors")
+        if not any(folder.glob(name))
+    ]
+    if not missing:
+        return []
+    return [f"model.path, {folder}, holds no {' and no '.join(missing)}; copy the whole model."]
+
+
+def _tasks(config: RunConfig) -> list[str]:
+    found: list[str] = []
+    sets: list[TaskSet] = []
+    for name in (config.data.train, config.data.eval):
+        try:
+            sets.append(load_set(name))
+        except UserError as error:
+            found.append(str(error))
+    try:
+        if len(sets) == 2:
+            check_disjoint(*sets)
+    except UserError as error:
+        found.append(str(error))
+    try:
+        suite = load_suite(resolve(config.data.tasks_dir))
+        select(suite, [task for one in sets for task in one.ids])
+    except UserError as error:
+        found.append(str(error))
+    return found
+
+
+def _disk(config: RunConfig) -> list[str]:
+    runs = resolve(config.runs_dir)
+    there = next(p for p in (runs, *runs.parents) if p.exists())
+    if not os.access(there, os.W_OK):
+        return [f"runs_dir is {runs}, where nothing can be written; write runs_dir=FOLDER."]
+    weights = sum(p.stat().st_size for p in resolve(config.model.path).glob("*.safetensors"))
+    # A checkpoint holds weights, their float32 copy and two moments: at most 8 times 2 bytes a
+    # parameter. One more than is kept exists while it is written, and the batches need room too.
+    need = 8 * weights * (config.checkpoint.keep_last + 1) + _GIB
+    free = shutil.disk_usage(there).free
+    if free >= need:
+        return []
+    return [
+        f"runs_dir is {runs}, with {free / _GIB:.1f} GiB free, but checkpoints and batches need "
+        f"about {need / _GIB:.1f} GiB; free some, or write runs_dir=FOLDER on another disk."
+    ]
+
+
+def _secrets(config: RunConfig) -> list[str]:
+    if config.tracking.wandb is not WandbMode.online or os.environ.get("WANDB_API_KEY"):
+        return []
+    try:
+        if netrc.netrc().authenticators("api.wandb.ai"):
+            return []
+    except (OSError, netrc.NetrcParseError):
+        pass
+    return [
+        "tracking.wandb=online needs a key: set WANDB_API_KEY or run wandb login, "
+        "or write tracking.wandb=offline."
+    ]

@@ -1,0 +1,138 @@
+"""The folder of a run: made once, opened again only as the same run, by one at a time."""
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from ..config.compose import load_run_config, save_run_config
+from ..config.errors import UserError
+from ..config.identity import Identity, identify, load_identity, save_identity
+from ..config.paths import resolve
+from ..config.schema import RunConfig
+from ..tasks.sets import load_set
+from .supervisor import FINISHED_FILE
+
+LOCK_FILE = ".lock"
+_DYING_S = 30.0
+
+
+def create(config: RunConfig) -> Path:
+    """Makes the folder of a new run, with its config and identity, and returns its path.
+
+    Raises UserError when it cannot be written.
+    """
+    identity = identity_now(config)
+    runs = resolve(config.runs_dir)
+    base = f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+        run_dir = _new_folder(runs, base)
+        save_run_config(config, run_dir)
+        save_identity(identity, run_dir, history=[])
+    except OSError as error:
+        raise UserError(
+            f"No run folder can be written in {runs}: {error.strerror}; "
+            "write runs_dir=FOLDER on a disk with room."
+        ) from error
+    return run_dir
+
+
+def _new_folder(runs: Path, base: str) -> Path:
+    for attempt in range(1, 1000):
+        run_dir = runs / (base if attempt == 1 else f"{base}-{attempt}")
+        try:
+            run_dir.mkdir()
+        except FileExistsError:
+            continue
+        return run_dir
+    raise UserError(f"{runs} already holds 1000 runs named {base}; write another name=.")
+
+
+def identity_now(config: RunConfig) -> Identity:
+    """The identity `config` has with the code, tasks and packages of this moment."""
+    sets = {name: load_set(name).sha256 for name in (config.data.train, config.data.eval)}
+    return identify(config, sets)
+
+
+def open_for_resume(run_dir: Path, allow: bool) -> RunConfig:
+    """The config of a run that is to go on.
+
+    Args:
+        allow: go on although the identity differs; the differences are kept in identity.json.
+
+    Raises UserError when it is no run folder, the run is finished, or it would not be the same
+    run: with what differs, and how to go on in spite of it.
+    """
+    config = load_run_config(run_dir)
+    started, history = load_identity(run_dir)
+    if (run_dir / FINISHED_FILE).exists():
+        raise UserError(
+            f"{run_dir} has finished all its {config.steps} steps; "
+            "start a new run with glm52 train."
+        )
+    differences = started.differences(identity_now(config))
+    accepted = history[-1]["differences"] if history else []
+    if differences == accepted:
+        return config
+    if not allow:
+        listed = "\n".join(f"  {line}" for line in differences)
+        raise UserError(
+            f"{run_dir} would go on as another run than it was started as. What differs:\n"
+            f"{listed}\nUndo that, or accept it with: glm52 resume {run_dir} --allow"
+        )
+    # The run keeps the identity it was started with, which its files carry.
+    entry = {"time": time.time(), "differences": differences}
+    save_identity(started, run_dir, [*history, entry])
+    return config
+
+
+def last_checkpoint(run_dir: Path) -> int | None:
+    """Step of the newest complete checkpoint, None before the first."""
+    stable = (run_dir / "checkpoints").glob("step_*/STABLE")
+    return max((int(path.parent.name.removeprefix("step_")) for path in stable), default=None)
+
+
+@contextmanager
+def lock(run_dir: Path) -> Iterator[int]:
+    """Holds the run folder for one supervisor; yields the descriptor that holds the lock.
+
+    Whoever inherits the descriptor holds the lock too, so it outlives a killed supervisor by as
+    long as its roles do. Raises UserError while another supervisor runs there.
+    """
+    path = run_dir / LOCK_FILE
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        give_up = time.monotonic() + _DYING_S
+        while not _try_lock(fd):
+            holder = path.read_text().strip()
+            if time.monotonic() > give_up or (holder.isdigit() and _runs(int(holder))):
+                raise UserError(
+                    f"{run_dir} is in use by the supervisor with process id {holder or 'unknown'}; "
+                    "wait for it to end, or stop it with Ctrl-C."
+                )
+            time.sleep(0.1)  # its supervisor is gone, and its last processes are ending
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, str(os.getpid()).encode(), 0)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

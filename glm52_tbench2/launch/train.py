@@ -1,0 +1,102 @@
+"""What `glm52 train` and `glm52 resume` do."""
+
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from ..config.errors import UserError
+from ..config.schema import RunConfig
+from . import preflight
+from .placement import place
+from .ports import fabric_address
+from .progress import held_out_line, shown
+from .run_folder import create, last_checkpoint, lock, open_for_resume
+from .run_numbers import RunNumbers
+from .supervisor import USER_ERROR, Ended, Supervisor
+
+
+def train(config: RunConfig, follow: bool = False) -> int:
+    """Runs a new run to its end and returns the exit code.
+
+    0 finished, 1 failed, 128 + N stopped by signal N. `follow`: also print the roles' logs.
+    Raises UserError, before anything is made or started, with all that stands in the way.
+    """
+    preflight.check(config)
+    run_dir = create(config)
+    return _supervise(run_dir, config, follow, f"Run folder: {_shown(run_dir)}")
+
+
+def resume(run_dir: Path, allow: bool, follow: bool = False) -> int:
+    """Runs a stopped run on, from its last complete checkpoint; returns as :func:`train`.
+
+    `allow`: also when it would go on under another identity, which is then recorded.
+    """
+    run_dir = run_dir.resolve()
+    config = open_for_resume(run_dir, allow)
+    preflight.check(config)
+    step = last_checkpoint(run_dir)
+    where = "from its start" if step is None else f"after step {step}"
+    return _supervise(run_dir, config, follow, f"{_shown(run_dir)} goes on {where}.")
+
+
+def _supervise(run_dir: Path, config: RunConfig, follow: bool, greeting: str) -> int:
+    console = Console()
+    with lock(run_dir) as lock_fd:
+        host, _ = fabric_address(config.cluster.fabric)
+        console.print(greeting, markup=False, highlight=False, soft_wrap=True)
+        with shown(run_dir, config.steps, console) as watcher:
+            ended = Supervisor(
+                run_dir,
+                place(config, run_dir),
+                watcher,
+                max_restarts=config.cluster.max_restarts,
+                host=host,
+                lock_fd=lock_fd,
+                follow=follow,
+            ).run()
+    if ended.code == 0:
+        _finished(run_dir, config, console)
+        return 0
+    if ended.code == USER_ERROR:
+        raise UserError(ended.text)
+    _told(run_dir, ended)
+    return ended.code
+
+
+def _told(run_dir: Path, ended: Ended) -> None:
+    """Why the run stopped, what is kept, and how to go on, on stderr."""
+    step = last_checkpoint(run_dir)
+    kept = "No checkpoint is complete yet" if step is None else f"Step {step} is safe"
+    print(
+        f"{ended.text}\n{kept}, and no finished batch is lost. "
+        f"Go on with: glm52 resume {_shown(run_dir)}",
+        file=sys.stderr,
+    )
+
+
+def _finished(run_dir: Path, config: RunConfig, console: Console) -> None:
+    numbers = RunNumbers(run_dir, config.steps)
+    lines = [f"Trained {config.steps} steps."]
+    held_out = [step for step, _ in numbers.series("eval", "eval/reward_mean")]
+    for step in dict.fromkeys((*held_out[:1], *held_out[-1:])):
+        line = held_out_line(numbers, step)
+        lines.append(line[0].upper() + line[1:])
+    shown_dir = _shown(run_dir)
+    lines += [
+        "",
+        f"Report:   {shown_dir}/report.html",
+        f"Metrics:  {shown_dir}/metrics.jsonl",
+        "Try next: glm52 train experiment=smoke data=mini8   "
+        "(8 tasks instead of 69; compare the reports)",
+    ]
+    console.print()
+    for text in lines:
+        console.print(Text(text), soft_wrap=True)
+
+
+def _shown(run_dir: Path) -> str:
+    """As a person would write it from here."""
+    here = Path.cwd()
+    return str(run_dir.relative_to(here) if run_dir.is_relative_to(here) else run_dir)
