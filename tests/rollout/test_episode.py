@@ -50,7 +50,7 @@ def run(
 
 
 def test_an_episode_is_its_prompt_turns_and_observations_in_one_sequence(chat, tokenizer):
-    sample, engine, sandbox = run(chat, [bash("ls"), "All done: TASK_COMPLETE"])
+    sample, _, sandbox = run(chat, [bash("ls"), "All done: TASK_COMPLETE"])
     assert tokenizer.decode(sample.tokens) == (
         "[gMASK]<sop><|system|>\nsys<|user|>\ndo it<|assistant|>\n"
         "```bash\nls\n```<|user|>\nran ls<|assistant|>\n"
@@ -94,7 +94,7 @@ def test_ends_of_the_policys_making_are_verified(chat, script, reason):
 
 
 def test_the_last_turns_command_is_run(chat):
-    sample, engine, sandbox = run(chat, [bash(c) for c in "abcd"])
+    _, engine, sandbox = run(chat, [bash(c) for c in "abcd"])
     assert sandbox.commands == list("abcd")
     assert len(engine.requests) == 4
 
@@ -119,7 +119,7 @@ def test_no_more_is_asked_of_the_engine_than_the_budget_leaves(chat):
 
 @pytest.mark.parametrize("spare", [0, 1])
 def test_an_observation_that_leaves_no_room_ends_the_episode_before_any_generation(chat, spare):
-    prompt, turn = len(chat.prompt("sys", "do it")), len(bash("ls").replace("ls", "l")) + 1
+    prompt, turn = len(chat.prompt("sys", "do it")), len(chat._plain(bash("ls"))) + 1
     answer = len(chat.observation("out", -1)) - 1
     limits = replace(LIMITS, max_session_tokens=prompt + turn + answer + spare)
     sample, engine, sandbox = run(
@@ -184,7 +184,7 @@ BAD = {
     "engine error": (lambda: [EngineError("down")], {}, "engine"),
     "aborted": (lambda: [Generation([1], [-1.0], "abort", [0], 0, 0.0)], {}, "aborted"),
     "no tokens": (lambda: [Generation([], [], "stop", [], 0, 0.0)], {}, "engine"),
-    "log-prob missing": (lambda: [Generation([1, 2], [-1.0], "stop", [0, 0], 0, 0.0)], {}, "engine"),
+    "log-prob lost": (lambda: [Generation([1, 2], [-1.0], "stop", [0, 0], 0, 0.0)], {}, "engine"),
     "log-prob nan": (lambda: [Generation([1], [math.nan], "stop", [0], 0, 0.0)], {}, "engine"),
     "other weights": (lambda: [Generation([1], [-1.0], "stop", [7], 0, 0.0)], {}, "stale"),
     "mixed weights": (lambda: [Generation([1, 2], [-1, -1], "stop", [0, 1], 0, 0.0)], {}, "stale"),
