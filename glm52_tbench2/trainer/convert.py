@@ -1,0 +1,243 @@
+"""Weights between transformers' files and the Megatron model: names, layouts and shards.
+
+Streams one tensor at a time in both directions. transformers keeps gate and up projection apart
+where Megatron stacks them in ``linear_fc1``; everything else is renamed only.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from safetensors import safe_open
+from torch import Tensor
+
+from glm52_tbench2.config.errors import UserError
+from glm52_tbench2.config.schema import ModelConfig
+
+from .model import PolicyModel
+
+_OUTSIDE_LAYERS = {
+    "embedding.word_embeddings.weight": "model.embed_tokens.weight",
+    "decoder.final_layernorm.weight": "model.norm.weight",
+    "output_layer.weight": "lm_head.weight",
+}
+_IN_A_LAYER = {
+    "input_layernorm.weight": "input_layernorm.weight",
+    "pre_mlp_layernorm.weight": "post_attention_layernorm.weight",
+    "self_attention.linear_q_down_proj.weight": "self_attn.q_a_proj.weight",
+    "self_attention.q_layernorm.weight": "self_attn.q_a_layernorm.weight",
+    "self_attention.linear_q_up_proj.weight": "self_attn.q_b_proj.weight",
+    "self_attention.linear_kv_down_proj.weight": "self_attn.kv_a_proj_with_mqa.weight",
+    "self_attention.kv_layernorm.weight": "self_attn.kv_a_layernorm.weight",
+    "self_attention.linear_kv_up_proj.weight": "self_attn.kv_b_proj.weight",
+    "self_attention.linear_proj.weight": "self_attn.o_proj.weight",
+    "mlp.router.weight": "mlp.gate.weight",
+    "mlp.router.expert_bias": "mlp.gate.e_score_correction_bias",
+}
+_MLP = {
+    "linear_fc1.weight": ("gate_proj.weight", "up_proj.weight"),
+    "linear_fc2.weight": ("down_proj.weight",),
+}
+
+
+@dataclass
+class Weight:
+    """One weight of this rank."""
+
+    names: tuple[str, ...]
+    """Its tensors in transformers' files: one, or gate and up, which it stacks along dim 0."""
+    local: Tensor
+    """This rank's shard, sharing memory with the model."""
+    dim: int | None
+    """The dimension along which tensor-parallel ranks share it; None: each has it whole."""
+    shard: int
+    """Which shard this rank has."""
+    num_shards: int
+    """Tensor-parallel ranks that share it."""
+
+
+def local_weights(model: PolicyModel) -> list[Weight]:
+    """Every weight of this rank, frozen expert biases included."""
+    found = []
+    named = dict(model.named_parameters()) | {
+        name: buffer for name, buffer in model.named_buffers() if name.endswith("expert_bias")
+    }
+    for name, tensor in named.items():
+        expert = ".local_experts." in name
+        if expert:
+            rank = parallel_state.get_expert_tensor_parallel_rank()
+            size = parallel_state.get_expert_tensor_parallel_world_size()
+        else:
+            rank = parallel_state.get_tensor_model_parallel_rank()
+            size = parallel_state.get_tensor_model_parallel_world_size()
+        split = getattr(tensor, "tensor_model_parallel", False) and size > 1
+        found.append(
+            Weight(
+                _hf_names(name, model),
+                tensor.detach(),
+                tensor.partition_dim if split else None,
+                rank if split else 0,
+                size if split else 1,
+            )
+        )
+    return found
+
+
+def load_hf(model: PolicyModel, folder: Path) -> None:
+    """Fills the model from the safetensors files in `folder`; each rank reads its shards only.
+
+    Raises UserError for a missing tensor, one of another shape, or layers the model lacks.
+    """
+    files = _index(folder)
+    try:
+        for weight in local_weights(model):
+            parts = [_read_shard(weight, name, files, folder) for name in weight.names]
+            weight.local.copy_(torch.cat(parts) if len(parts) > 1 else parts[0])
+    finally:
+        # Files stay open while the weights stream: a handle maps its file once.
+        for handle in set(files.values()):
+            handle.__exit__(None, None, None)
+
+
+def export_hf(model: PolicyModel) -> Iterator[tuple[str, Tensor]]:
+    """Yields (name, tensor) for every tensor of transformers' format, on rank 0.
+
+    A collective: all ranks must exhaust it, and on the others it yields nothing. Shards travel to
+    rank 0 one at a time. The tensors may share memory with the model: copy what outlives a step.
+    """
+    weights = local_weights(model)
+    me = dist.get_rank()
+    described = [(w.names, w.dim, w.shard, w.num_shards, tuple(w.local.shape)) for w in weights]
+    of_ranks: list[list[Any]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(of_ranks, described)
+
+    # names -> shard -> the lowest rank that has it
+    sources: dict[tuple[str, ...], dict[int, tuple[int, Any]]] = {}
+    for rank, entries in enumerate(of_ranks):
+        for entry in entries:
+            sources.setdefault(entry[0], {}).setdefault(entry[2], (rank, entry))
+    mine = {w.names: w for w in weights}
+    for names, shards in sources.items():
+        received = []
+        for _, (rank, entry) in sorted(shards.items()):
+            if rank == me == 0:
+                received.append(mine[names].local)
+            elif me == 0:
+                like = weights[0].local
+                buffer = torch.empty(entry[4], dtype=_dtype(names, like), device=like.device)
+                dist.recv(buffer, rank)
+                received.append(buffer)
+            elif rank == me:
+                dist.send(mine[names].local.contiguous(), 0)
+        if me == 0:
+            yield from zip(names, _unite(received, len(names), entry[1]), strict=True)
+
+
+def hf_config(model: ModelConfig) -> dict[str, Any]:
+    """The entries of transformers' config.json that decide what the model computes."""
+    return {
+        "model_type": model.family.name,
+        "num_hidden_layers": model.num_layers,
+        "mlp_layer_types": ["dense"] * model.num_dense_layers
+        + ["sparse"] * (model.num_layers - model.num_dense_layers),
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.dense_ffn_size,
+        "num_attention_heads": model.num_heads,
+        "num_key_value_heads": model.num_heads,
+        "q_lora_rank": model.q_lora_rank,
+        "kv_lora_rank": model.kv_lora_rank,
+        "qk_nope_head_dim": model.qk_nope_head_dim,
+        "qk_rope_head_dim": model.qk_rope_head_dim,
+        "v_head_dim": model.v_head_dim,
+        "n_routed_experts": model.num_experts,
+        "num_experts_per_tok": model.experts_per_token,
+        "n_shared_experts": model.num_shared_experts,
+        "moe_intermediate_size": model.expert_ffn_size,
+        "routed_scaling_factor": model.router_scaling,
+        "vocab_size": model.vocab_size,
+        "rms_norm_eps": model.norm_eps,
+        "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_base},
+        "rope_interleave": True,
+        "tie_word_embeddings": False,
+    }
+
+
+def check_hf_config(model: ModelConfig, folder: Path) -> None:
+    """Raises UserError where the folder's config.json describes another model than `model`."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise UserError(f"model.path {folder} has no config.json; name a folder in HF format.")
+    written = json.loads(path.read_text())
+    for key, value in hf_config(model).items():
+        # What a file leaves out is transformers' default, which shapes and logits would betray.
+        if key in written and written[key] != value and not _same_rope(key, written[key], value):
+            raise UserError(
+                f"{path} has {key} = {written[key]}, but the model config makes it {value}; "
+                "correct conf/model or name another model.path."
+            )
+
+
+def _same_rope(key: str, written: Any, value: Any) -> bool:
+    return key == "rope_parameters" and all(written.get(k) == v for k, v in value.items())
+
+
+def _hf_names(name: str, model: PolicyModel) -> tuple[str, ...]:
+    if name in _OUTSIDE_LAYERS:
+        return (_OUTSIDE_LAYERS[name],)
+    found = re.fullmatch(r"decoder\.layers\.(\d+)\.(.+)", name)
+    assert found, name
+    layer, rest = model.decoder.layers[int(found[1])], found[2]
+    prefix = f"model.layers.{layer.layer_number - 1}."
+    if rest in _IN_A_LAYER:
+        return (prefix + _IN_A_LAYER[rest],)
+    place, kind = re.fullmatch(r"(.+)\.(linear_fc[12]\.weight)", rest).groups()  # type: ignore[union-attr]
+    if expert := re.fullmatch(r"mlp\.experts\.local_experts\.(\d+)", place):
+        place = f"mlp.experts.{layer.mlp.local_expert_indices[int(expert[1])]}"
+    return tuple(f"{prefix}{place}.{part}" for part in _MLP[kind])
+
+
+def _index(folder: Path) -> dict[str, Any]:
+    paths = sorted(folder.glob("*.safetensors"))
+    if not paths:
+        raise UserError(f"model.path {folder} holds no *.safetensors file.")
+    files: dict[str, Any] = {}
+    for path in paths:
+        handle = safe_open(path, framework="pt").__enter__()
+        files |= dict.fromkeys(handle.keys(), handle)
+    return files
+
+
+def _read_shard(weight: Weight, name: str, files: dict[str, Any], folder: Path) -> Tensor:
+    if name not in files:
+        raise UserError(f"{folder} lacks the tensor {name}, which the model config asks for.")
+    tensor = files[name].get_slice(name)
+    expected = list(weight.local.shape)
+    if len(weight.names) == 2:
+        expected[0] //= 2
+    shard = [slice(0, size) for size in expected]
+    if weight.dim is not None:
+        start = weight.shard * expected[weight.dim]
+        shard[weight.dim] = slice(start, start + expected[weight.dim])
+        expected[weight.dim] *= weight.num_shards
+    if tensor.get_shape() != expected:
+        raise UserError(
+            f"{folder}: {name} has shape {tensor.get_shape()}, "
+            f"the model config makes it {expected}."
+        )
+    return tensor[tuple(shard)]
+
+
+def _dtype(names: tuple[str, ...], like: Tensor) -> torch.dtype:
+    return torch.float32 if names[0].endswith("e_score_correction_bias") else like.dtype
+
+
+def _unite(shards: list[Tensor], num_tensors: int, dim: int | None) -> list[Tensor]:
+    """The whole tensors from the shards of a weight that stacks `num_tensors` of them."""
+    parts = zip(*(shard.chunk(num_tensors) for shard in shards), strict=True)
+    return [part[0] if dim is None else torch.cat(part, dim) for part in parts]

@@ -1,0 +1,138 @@
+"""Micro-batches: samples of a step file as packed tensors, and results back per sample."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from glm52_tbench2.rollout.batch import Sample
+
+from .attention import Packed
+from .losses import Tokens
+from .packing import pack
+
+Float32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Samples one after another. Position t holds a token and asks for the token after it."""
+
+    samples: list[int]
+    """Indices into the batch."""
+    tokens: Tensor
+    """[T] int64, model inputs."""
+    labels: Tensor
+    """[T] int64, the token that follows each."""
+    packed: Packed
+    """Which positions form a sequence; padding is one of its own, at the end."""
+    known: Tokens
+    """[T] each, about the labels; `old_logp` is 0 until the batch is scored."""
+
+    def with_old_logp(self, old_logp: Tensor) -> "MicroBatch":
+        """The same, once the log-probabilities before the update are known: [T] float32."""
+        return replace(self, known=replace(self.known, old_logp=old_logp))
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The trainer's view of one sample, before the update. Arrays are as long as its tokens."""
+
+    logp: Float32
+    """Log-probabilities at the rollout's temperature; 0 on tokens the policy did not generate."""
+    entropy: Float32
+    """Entropy of the distribution each was drawn from, nats; 0 likewise."""
+
+
+def trained_length(sample: Sample) -> int:
+    """Model inputs a sample needs: the tokens before its last generated one.
+
+    What follows, as the last observation, has no label and cannot change what comes before it.
+    """
+    generated = np.flatnonzero(sample.loss_mask)
+    return int(generated[-1]) if generated.size else 0
+
+
+def micro_batches(
+    batch: Sequence[Sample],
+    indices: Sequence[int],
+    *,
+    rank: int,
+    num_ranks: int,
+    max_tokens: int,
+    multiple: int,
+    device: torch.device,
+) -> list[MicroBatch]:
+    """This data-parallel rank's micro-batches of the samples `indices`.
+
+    Args:
+        max_tokens: most model inputs in one, where no single sample is longer.
+        multiple: inputs are padded to a multiple of this, so that the model-parallel ranks can
+            share them evenly.
+    """
+    lengths = [trained_length(batch[i]) for i in indices]
+    # What cannot be trained is not computed; it still counts in the loss's divisors.
+    worth = [(i, n) for i, n in zip(indices, lengths, strict=True) if n]
+    mine = pack([n for _, n in worth], num_ranks, max_tokens)[rank]
+    return [_pack_samples(batch, [worth[j][0] for j in bin_], multiple, device) for bin_ in mine]
+
+
+def unpack(micro: MicroBatch, scores: Tensor, batch: Sequence[Sample]) -> dict[int, Scores]:
+    """The `scores` [2, T] of a micro-batch as one :class:`Scores` a sample."""
+    found = {}
+    pieces = torch.where(micro.known.mask, scores, 0.0).cpu().split(micro.packed.lengths, dim=1)
+    for index, piece in zip(micro.samples, pieces, strict=False):
+        whole = np.zeros((2, len(batch[index].tokens)), dtype=np.float32)
+        whole[:, 1 : piece.size(1) + 1] = piece.numpy()
+        found[index] = Scores(logp=whole[0], entropy=whole[1])
+    return found
+
+
+def repack(micro: MicroBatch, scores: Mapping[int, Scores]) -> Tensor:
+    """The inverse of :func:`unpack` for log-probabilities: [T] float32, 0 on padding."""
+    logp = np.zeros(len(micro.tokens), dtype=np.float32)
+    start = 0
+    for index, length in zip(micro.samples, micro.packed.lengths, strict=False):
+        logp[start : start + length] = scores[index].logp[1 : length + 1]
+        start += length
+    return torch.from_numpy(logp).to(micro.tokens.device)
+
+
+def _pack_samples(
+    batch: Sequence[Sample], indices: list[int], multiple: int, device: torch.device
+) -> MicroBatch:
+    lengths = [trained_length(batch[i]) for i in indices]
+    total = sum(lengths)
+    padding = -total % multiple if total else multiple
+
+    def joined(arrays: list[np.ndarray], dtype: type) -> Tensor:
+        return torch.from_numpy(
+            np.concatenate([*arrays, np.zeros(padding)]).astype(dtype, copy=False)
+        ).to(device)
+
+    def of_labels(name: str, dtype: type) -> Tensor:
+        arrays = [getattr(batch[i], name) for i in indices]
+        return joined([a[1 : n + 1] for a, n in zip(arrays, lengths, strict=True)], dtype)
+
+    def of_samples(values: Sequence[float], dtype: type) -> Tensor:
+        return joined([np.full(n, v) for v, n in zip(values, lengths, strict=True)], dtype)
+
+    known = Tokens(
+        old_logp=torch.zeros(total + padding, device=device),
+        rollout_logp=of_labels("rollout_logprobs", np.float32),
+        advantages=of_samples([batch[i].advantage for i in indices], np.float32),
+        truncated=of_samples([batch[i].truncated for i in indices], np.bool_),
+        mask=of_labels("loss_mask", np.bool_),
+        sample_index=of_samples(range(len(indices)), np.int64),
+    )
+    inputs = [batch[i].tokens[:n] for i, n in zip(indices, lengths, strict=True)]
+    return MicroBatch(
+        samples=indices,
+        tokens=joined(inputs, np.int64),
+        labels=of_labels("tokens", np.int64),
+        packed=Packed.of([*lengths, padding] if padding else lengths, device),
+        known=known,
+    )

@@ -1,0 +1,205 @@
+"""The policy: Megatron's GPTModel in the shape of GLM's multi-latent attention and mixture."""
+
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import MLATransformerConfig
+from torch import Tensor
+from torch.nn import functional as F
+
+from glm52_tbench2.config.errors import UserError
+from glm52_tbench2.config.schema import (
+    DType,
+    ModelConfig,
+    ModelFamily,
+    ParallelConfig,
+    Recompute,
+    RunConfig,
+)
+
+from .attention import Packed, PackedAttention, RMSNorm
+from .logprobs import score_hidden
+
+# transformers fixes it for the norms of the compressed query and key/value, whatever norm_eps says.
+LATENT_NORM_EPS = 1e-6
+
+
+class LatentRMSNorm(RMSNorm):
+    """The norm of a compressed query or key/value."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{**kwargs, "eps": LATENT_NORM_EPS})
+
+
+class PolicyModel(GPTModel):
+    """A GPTModel that answers labels with log-probabilities and entropies; see :func:`score`."""
+
+    def __init__(self, *args: Any, run: RunConfig, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._temperature = run.rollout.temperature
+        self._chunk = run.parallel.logprob_chunk
+        self._with_entropy_grad = run.clip.entropy_coef != 0
+
+    def _postprocess(
+        self, hidden_states: Tensor, labels: Tensor | None = None, **kwargs: Any
+    ) -> Tensor:
+        if not self.post_process or labels is None:
+            return super()._postprocess(hidden_states, labels=labels, **kwargs)
+        return score_hidden(
+            hidden_states,
+            labels[0],
+            self.output_layer,
+            self._temperature,
+            self._chunk,
+            self._with_entropy_grad,
+        )
+
+
+def score(model: torch.nn.Module, tokens: Tensor, labels: Tensor, packed: Packed) -> Tensor:
+    """One micro-batch through a PolicyModel, wrapped or not.
+
+    Args:
+        tokens, labels: [tokens] int64; labels[t] is the token that follows tokens[t].
+        packed: which tokens form a sequence.
+
+    Returns:
+        on the last pipeline stage [2, tokens] float32: log-probabilities of the labels at the
+        rollout's temperature and entropies, in nats; on the others the hidden states to send.
+    """
+    return model(tokens[None], None, None, labels=labels[None], packed_seq_params=packed)
+
+
+def transformer_config(model: ModelConfig, parallel: ParallelConfig) -> MLATransformerConfig:
+    """Megatron's description of the architecture and of its layout.
+
+    Raises UserError for an architecture this trainer does not build.
+    """
+    if model.family is not ModelFamily.glm4_moe_lite:
+        raise UserError(
+            f"model.family is {model.family.name}, which the trainer cannot build yet; "
+            f"choose a model of family {ModelFamily.glm4_moe_lite.name}, as model=tiny."
+        )
+    if parallel.context > 1:
+        raise UserError(
+            f"parallel.context is {parallel.context}, which the trainer cannot do yet; write 1."
+        )
+    dtype = getattr(torch, model.dtype.name)
+    recompute: dict[str, Any] = {}
+    if parallel.recompute is Recompute.full:
+        recompute = {
+            "recompute_granularity": "full",
+            "recompute_method": "uniform",
+            "recompute_num_layers": 1,
+        }
+    return MLATransformerConfig(
+        num_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        num_attention_heads=model.num_heads,
+        q_lora_rank=model.q_lora_rank,
+        kv_lora_rank=model.kv_lora_rank,
+        qk_head_dim=model.qk_nope_head_dim,
+        qk_pos_emb_head_dim=model.qk_rope_head_dim,
+        v_head_dim=model.v_head_dim,
+        qk_layernorm=True,
+        normalization="RMSNorm",
+        layernorm_epsilon=model.norm_eps,
+        rope_type="rope",
+        rotary_base=model.rope_base,
+        rotary_scaling_factor=1.0,
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+        add_bias_linear=False,
+        activation_func=F.silu,
+        gated_linear_unit=True,
+        ffn_hidden_size=model.dense_ffn_size,
+        moe_layer_freq=[int(i >= model.num_dense_layers) for i in range(model.num_layers)],
+        num_moe_experts=model.num_experts,
+        moe_ffn_hidden_size=model.expert_ffn_size,
+        moe_shared_expert_intermediate_size=model.num_shared_experts * model.expert_ffn_size,
+        moe_router_topk=model.experts_per_token,
+        moe_router_topk_scaling_factor=model.router_scaling,
+        moe_router_score_function="sigmoid",
+        moe_router_dtype="fp32",
+        # The expert bias steers the choice of experts and stays as it was trained: a rate of 0.
+        moe_router_enable_expert_bias=True,
+        moe_router_bias_update_rate=0.0,
+        moe_router_load_balancing_type="none",
+        moe_token_dispatcher_type="alltoall",
+        # Every weight is loaded: from the starting model, or from a checkpoint.
+        init_method=_leave_unset,
+        output_layer_init_method=_leave_unset,
+        params_dtype=dtype,
+        bf16=model.dtype is DType.bfloat16,
+        pipeline_dtype=dtype,
+        tensor_model_parallel_size=parallel.tensor,
+        pipeline_model_parallel_size=parallel.pipeline,
+        pipeline_model_parallel_layout=_stages(parallel),
+        expert_model_parallel_size=parallel.expert,
+        expert_tensor_parallel_size=parallel.expert_tensor,
+        sequence_parallel=parallel.sequence_parallel and parallel.tensor > 1,
+        variable_seq_lengths=True,
+        # Losses come normalised over the whole batch: gradients add up over all micro-batches.
+        calculate_per_token_loss=True,
+        gradient_accumulation_fusion=False,
+        **recompute,
+    )
+
+
+def build_model(run: RunConfig) -> PolicyModel:
+    """This rank's part of the policy, its weights unset, in run.model.dtype."""
+    config = transformer_config(run.model, run.parallel)
+    model = PolicyModel(
+        config,
+        _layer_specs(config),
+        run.model.vocab_size,
+        run.model.max_position,
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+        position_embedding_type="rope",
+        run=run,
+    )
+    return model.to(torch.cuda.current_device())
+
+
+def wrap(model: PolicyModel) -> DistributedDataParallel:
+    """The model with its gradients reduced over the data-parallel ranks, in float32."""
+    config = model.config
+    return DistributedDataParallel(
+        config,
+        DistributedDataParallelConfig(grad_reduce_in_fp32=True),
+        Float16Module(config, model) if config.bf16 else model,
+    )
+
+
+def _leave_unset(weight: Tensor) -> None:
+    """An initialisation that only lets Megatron mark how the weight is sharded."""
+
+
+def _layer_specs(config: MLATransformerConfig) -> TransformerBlockSubmodules:
+    block = get_gpt_decoder_block_spec(
+        config, use_transformer_engine=False, normalization="RMSNorm"
+    )
+    for layer in block.layer_specs:
+        layer.submodules.input_layernorm = RMSNorm
+        layer.submodules.pre_mlp_layernorm = RMSNorm
+        attention = layer.submodules.self_attention.submodules
+        attention.core_attention = PackedAttention
+        attention.q_layernorm = attention.kv_layernorm = LatentRMSNorm
+    block.layer_norm = RMSNorm
+    return block
+
+
+def _stages(parallel: ParallelConfig) -> list[list[str]] | None:
+    """Megatron's layout of uneven pipeline stages; None: split evenly."""
+    if not parallel.pipeline_layers or parallel.pipeline == 1:
+        return None
+    stages = [["decoder"] * layers for layers in parallel.pipeline_layers]
+    stages[0].insert(0, "embedding")
+    stages[-1].append("loss")
+    return stages

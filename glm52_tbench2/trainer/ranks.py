@@ -1,0 +1,83 @@
+"""The trainer's processes: how they find each other, their groups, threads and random states."""
+
+import os
+from datetime import timedelta
+
+import psutil
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+
+from glm52_tbench2.config.errors import UserError
+from glm52_tbench2.config.schema import RunConfig
+
+# Ranks wait for each other only inside a step, but a step at full size may recompute for long.
+_TIMEOUT = timedelta(hours=2)
+
+
+def connect(run: RunConfig, store: dist.Store, rank: int, world_size: int) -> None:
+    """Joins the process group, makes Megatron's groups, sets threads, device and seeds.
+
+    Args:
+        store: where the ranks of this start meet; nobody else's keys are in it.
+
+    Raises UserError when the number of ranks is not the layout's, or no interface has an address
+    on the fabric.
+    """
+    parallel = run.parallel
+    if world_size != parallel.nodes * parallel.gpus_per_node:
+        raise UserError(
+            f"The trainer was started with {world_size} ranks, but parallel.nodes x "
+            f"parallel.gpus_per_node is {parallel.nodes * parallel.gpus_per_node}."
+        )
+    if run.cluster.threads_per_trainer:
+        torch.set_num_threads(run.cluster.threads_per_trainer)
+    # Collectives open sockets on this interface only: never on one that faces elsewhere.
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface(
+        run.cluster.fabric
+    )
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    dist.init_process_group(
+        "nccl" if torch.cuda.is_available() else "gloo",
+        store=store,
+        rank=rank,
+        world_size=world_size,
+        timeout=_TIMEOUT,
+    )
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=parallel.tensor,
+        pipeline_model_parallel_size=parallel.pipeline,
+        context_parallel_size=parallel.context,
+        expert_model_parallel_size=parallel.expert,
+        expert_tensor_parallel_size=parallel.expert_tensor,
+        distributed_timeout_minutes=int(_TIMEOUT.total_seconds()) // 60,
+    )
+    seed(run.seed, 0)
+
+
+def seed(run_seed: int, step: int) -> None:
+    """Seeds every generator for one step: a resumed run draws what the uninterrupted one does."""
+    torch.manual_seed(run_seed + step)
+    model_parallel_cuda_manual_seed(run_seed + step)
+
+
+def disconnect() -> None:
+    """Leaves the groups."""
+    parallel_state.destroy_model_parallel()
+    dist.destroy_process_group()
+
+
+def interface(fabric: str) -> str:
+    """Name of the network interface with an IPv4 address that starts with `fabric`.
+
+    Raises UserError when there is none.
+    """
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(a.family.name == "AF_INET" and a.address.startswith(fabric) for a in addresses):
+            return name
+    raise UserError(
+        f"No network interface has an address that starts with cluster.fabric {fabric!r}; "
+        "write the prefix of this machine's address, or 127. for one machine."
+    )
