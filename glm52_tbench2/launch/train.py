@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from ..config.compose import load_run_config
 from ..config.errors import UserError
 from ..config.schema import RunConfig
 from . import preflight
@@ -25,7 +26,8 @@ def train(config: RunConfig, follow: bool = False) -> int:
     """
     preflight.check(config)
     run_dir = create(config)
-    return _supervise(run_dir, config, follow, f"Run folder: {_shown(run_dir)}")
+    with lock(run_dir) as lock_fd:
+        return _supervise(run_dir, config, lock_fd, follow, f"Run folder: {_shown(run_dir)}")
 
 
 def resume(run_dir: Path, allow: bool, follow: bool = False) -> int:
@@ -34,28 +36,30 @@ def resume(run_dir: Path, allow: bool, follow: bool = False) -> int:
     `allow`: also when it would go on under another identity, which is then recorded.
     """
     run_dir = run_dir.resolve()
-    config = open_for_resume(run_dir, allow)
-    preflight.check(config)
-    step = last_checkpoint(run_dir)
-    where = "from its start" if step is None else f"after step {step}"
-    return _supervise(run_dir, config, follow, f"{_shown(run_dir)} goes on {where}.")
-
-
-def _supervise(run_dir: Path, config: RunConfig, follow: bool, greeting: str) -> int:
-    console = Console()
+    load_run_config(run_dir)  # else the lock would be made in any folder
     with lock(run_dir) as lock_fd:
-        host, _ = fabric_address(config.cluster.fabric)
-        console.print(greeting, markup=False, highlight=False, soft_wrap=True)
-        with shown(run_dir, config.steps, console) as watcher:
-            ended = Supervisor(
-                run_dir,
-                place(config, run_dir),
-                watcher,
-                max_restarts=config.cluster.max_restarts,
-                host=host,
-                lock_fd=lock_fd,
-                follow=follow,
-            ).run()
+        config = open_for_resume(run_dir, allow)
+        preflight.check(config)
+        step = last_checkpoint(run_dir)
+        where = "from its start" if step is None else f"after step {step}"
+        greeting = f"{_shown(run_dir)} goes on {where}."
+        return _supervise(run_dir, config, lock_fd, follow, greeting)
+
+
+def _supervise(run_dir: Path, config: RunConfig, lock_fd: int, follow: bool, greeting: str) -> int:
+    console = Console()
+    host, _ = fabric_address(config.cluster.fabric)
+    console.print(greeting, markup=False, highlight=False, soft_wrap=True)
+    with shown(run_dir, config.steps, console) as watcher:
+        ended = Supervisor(
+            run_dir,
+            place(config, run_dir),
+            watcher,
+            max_restarts=config.cluster.max_restarts,
+            host=host,
+            lock_fd=lock_fd,
+            follow=follow,
+        ).run()
     if ended.code == 0:
         _finished(run_dir, config, console)
         return 0

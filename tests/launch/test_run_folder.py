@@ -1,0 +1,135 @@
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from glm52_tbench2.config.compose import load_run_config, save_run_config
+from glm52_tbench2.config.errors import UserError
+from glm52_tbench2.config.identity import load_identity
+from glm52_tbench2.launch.run_folder import create, last_checkpoint, lock, open_for_resume
+
+
+def test_a_run_folder_holds_the_run_and_who_it_is(smoke):
+    run_dir = create(smoke)
+    assert run_dir.name.startswith("smoke-")
+    assert load_run_config(run_dir) == smoke
+    assert load_identity(run_dir)[1] == []
+
+
+def test_two_runs_started_in_one_second_get_two_folders(smoke):
+    assert len({create(smoke) for _ in range(3)}) == 3
+
+
+def test_a_folder_that_cannot_be_written_is_told_in_a_sentence(smoke, tmp_path):
+    (tmp_path / "file").touch()
+    smoke.runs_dir = str(tmp_path / "file" / "runs")
+    with pytest.raises(UserError, match="runs_dir="):
+        create(smoke)
+
+
+def test_the_same_run_goes_on(smoke):
+    assert open_for_resume(create(smoke), allow=False) == smoke
+
+
+def test_another_run_does_not_go_on_in_the_folder_and_what_differs_is_named(smoke):
+    run_dir = create(smoke)
+    save_run_config(replace(smoke, seed=7), run_dir)
+    with pytest.raises(UserError, match="config seed: 1 -> 7"):
+        open_for_resume(run_dir, allow=False)
+
+
+def test_an_allowed_difference_is_recorded_and_not_asked_for_again(smoke):
+    run_dir = create(smoke)
+    before, _ = load_identity(run_dir)
+    save_run_config(replace(smoke, seed=7), run_dir)
+    assert open_for_resume(run_dir, allow=True).seed == 7
+    after, history = load_identity(run_dir)
+    assert after.hash == before.hash  # which its step files carry
+    assert [entry["differences"] for entry in history] == [["config seed: 1 -> 7"]]
+    assert open_for_resume(run_dir, allow=False).seed == 7
+    save_run_config(replace(smoke, seed=8), run_dir)
+    with pytest.raises(UserError, match="config seed: 1 -> 8"):
+        open_for_resume(run_dir, allow=False)
+
+
+def test_a_finished_run_does_not_go_on(smoke):
+    run_dir = create(smoke)
+    (run_dir / "finished").touch()
+    with pytest.raises(UserError, match="finished all its"):
+        open_for_resume(run_dir, allow=False)
+
+
+def test_no_run_folder_is_told_as_such(tmp_path):
+    with pytest.raises(UserError, match="not a run folder"):
+        open_for_resume(tmp_path, allow=False)
+
+
+def test_damaged_identity_is_told_as_such(smoke):
+    run_dir = create(smoke)
+    (run_dir / "identity.json").write_text(json.dumps({"hash": "x"}))
+    with pytest.raises(UserError, match="damaged"):
+        open_for_resume(run_dir, allow=False)
+
+
+def test_only_complete_checkpoints_count(tmp_path):
+    assert last_checkpoint(tmp_path) is None
+    for step, stable in ((4, True), (12, True), (16, False)):
+        folder = tmp_path / f"checkpoints/step_{step:06d}"
+        folder.mkdir(parents=True)
+        if stable:
+            (folder / "STABLE").touch()
+    assert last_checkpoint(tmp_path) == 12
+
+
+HOLDS = """
+import sys, time
+from pathlib import Path
+from glm52_tbench2.launch.run_folder import lock
+with lock(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """Another process that holds the lock of the folder."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDS, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_folder_in_use_is_refused_by_the_process_that_uses_it(tmp_path, holder):
+    with (
+        pytest.raises(UserError, match=f"in use by the supervisor with process id {holder.pid}"),
+        lock(tmp_path),
+    ):
+        pass
+
+
+def test_the_lock_of_a_killed_supervisor_is_free(tmp_path, holder):
+    holder.kill()
+    holder.wait()
+    with lock(tmp_path):
+        assert (tmp_path / ".lock").read_text() == str(os.getpid())
+
+
+def test_the_lock_lasts_as_long_as_the_roles_do(tmp_path):
+    with lock(tmp_path) as fd:
+        role = subprocess.Popen(
+            [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=(fd,)
+        )
+    free = [sys.executable, "-c", HOLDS, str(tmp_path)]
+    (tmp_path / ".lock").write_text(str(os.getpid()))  # as if its supervisor were still there
+    refused = subprocess.run(free, capture_output=True, text=True, timeout=60)
+    assert "in use" in refused.stderr
+    role.communicate(b"\n")
+    with lock(tmp_path):
+        pass

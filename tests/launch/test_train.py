@@ -1,0 +1,110 @@
+"""`train` and `resume` whole, over scripted roles."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from glm52_tbench2.config import metrics_log
+from glm52_tbench2.config.errors import UserError
+from glm52_tbench2.launch.run_folder import lock
+from glm52_tbench2.launch.train import resume, train
+
+from .scripted import core, server
+
+
+@pytest.fixture
+def roles(monkeypatch):
+    """Puts scripted roles in the place of the real ones; {run} in a script is the run folder."""
+
+    def put(*scripts: str) -> None:
+        def place(config, run_dir: Path):
+            return [server(), *(core(script.replace("{run}", str(run_dir))) for script in scripts)]
+
+        monkeypatch.setattr("glm52_tbench2.launch.train.place", place)
+
+    return put
+
+
+def the_run(smoke) -> Path:
+    (run_dir,) = Path(smoke.runs_dir).iterdir()
+    return run_dir
+
+
+WRITES = (
+    "from pathlib import Path\nfrom glm52_tbench2.config import metrics_log\n"
+    "for step, reward in ((0, 0.25), (24, 0.5)):\n"
+    "    values = {'mean': reward, 'low': reward - 0.1, 'high': reward + 0.1}\n"
+    "    values = {f'eval/reward_{k}': v for k, v in values.items()}\n"
+    "    metrics_log.append(Path('{run}'), step, 'eval', values)\n"
+)
+
+
+def test_a_finished_run_tells_the_reward_before_and_after_and_where_to_look(smoke, roles, capsys):
+    roles(WRITES)
+    assert train(smoke) == 0
+    out = capsys.readouterr().out
+    run_dir = the_run(smoke)
+    assert str(run_dir) in out.splitlines()[0]
+    assert "Held out after step 0: reward 0.25 (0.15 to 0.35)" in out
+    assert "Held out after step 24: reward 0.50 (0.40 to 0.60)" in out
+    assert f"{run_dir}/report.html" in out
+
+
+def test_a_run_that_is_stopped_says_how_to_go_on(smoke, roles, capsys):
+    roles(f"import os, time; os.kill({os.getpid()}, 2); time.sleep(600)")
+    assert train(smoke) == 130
+    told = capsys.readouterr().err
+    assert "Stopped by SIGINT." in told
+    assert f"Go on with: glm52 resume {the_run(smoke)}" in told
+
+
+def test_a_run_that_fails_names_the_culprit_and_how_to_go_on(smoke, roles, capsys):
+    smoke.cluster.max_restarts = 0
+    roles("raise SystemExit('loss is nan')")
+    assert train(smoke) == 1
+    told = capsys.readouterr().err
+    assert "trainer ended with exit code 1" in told
+    assert "loss is nan" in told
+    assert f"glm52 resume {the_run(smoke)}" in told
+
+
+def test_a_stopped_run_goes_on_in_its_folder_and_ends_once(smoke, roles, capsys):
+    roles(f"import os, time; os.kill({os.getpid()}, 2); time.sleep(600)")
+    train(smoke)
+    run_dir = the_run(smoke)
+    (run_dir / "checkpoints/step_000008").mkdir(parents=True)
+    (run_dir / "checkpoints/step_000008/STABLE").touch()
+    metrics_log.append(run_dir, 8, "trainer", {"trainer/loss": 1.0})
+    roles(WRITES)
+    assert resume(run_dir, allow=False) == 0
+    assert f"{run_dir} goes on after step 8." in capsys.readouterr().out
+    with pytest.raises(UserError, match="finished"):
+        resume(run_dir, allow=False)
+
+
+def test_bad_input_found_by_a_role_is_the_commands_own_answer(smoke, roles):
+    roles("import sys; sys.exit(print('no such task.', file=sys.stderr) or 2)")
+    with pytest.raises(UserError, match=r"^no such task\.$"):
+        train(smoke)
+
+
+def test_nothing_is_made_when_something_stands_in_the_way(smoke, roles):
+    roles("pass")
+    smoke.model.path = "/no/such/model"
+    with pytest.raises(UserError, match="/no/such/model"):
+        train(smoke)
+    assert not Path(smoke.runs_dir).exists()
+
+
+def test_a_run_folder_in_use_is_refused(smoke, roles):
+    roles(f"import os, time; os.kill({os.getpid()}, 2); time.sleep(600)")
+    train(smoke)
+    with lock(the_run(smoke)), pytest.raises(UserError, match="in use"):
+        resume(the_run(smoke), allow=False)
+
+
+def test_role_logs_are_shown_when_followed(smoke, roles, capsys):
+    roles("import time; print('loss 0.5', flush=True); time.sleep(2)")
+    train(smoke, follow=True)
+    assert "[trainer] loss 0.5" in capsys.readouterr().out
