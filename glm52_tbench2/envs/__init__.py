@@ -1,0 +1,1 @@
+"""Where commands run and are verified: sandboxes, and the OpenEnv server and client around them."""

@@ -1,0 +1,153 @@
+"""Provider `local`: bubblewrap on this machine, no container engine and no image."""
+
+import os
+import subprocess
+import threading
+import time
+from contextlib import ExitStack, closing
+
+from ..config.schema import SandboxConfig
+from ..tasks.suite import Task
+from .dockerfile import pack, read_recipe
+from .namespace import NO_CAPABILITIES, TRUSTED_ENV, Namespace, check, tool
+from .pipes import Input, Output, Pipe, pump
+from .sandbox import ExecResult, SandboxError, Verdict
+from .shell import Shell, limits_script
+
+__all__ = ["LocalSandbox", "check"]
+
+_REWARD_BYTES = 64
+_REWARDS = {b"1": 1.0, b"0": 0.0}
+# Runs with every capability of the sandbox's user namespace, in a mount namespace of its own. $1 is
+# the working folder, $2 the pipe for the verdict, $3 the MiB of /tests; test.sh and its variables
+# follow. What the policy may have removed is made anew.
+_VERIFY = f"""set -e
+mount -t tmpfs -o "nosuid,nodev,size=$3m" tmpfs /tests
+tar --no-same-owner -xpf - -C /tests
+mount -t tmpfs -o nosuid,nodev,size=64m tmpfs /logs
+mkdir /logs/verifier
+set +e
+folder=$1 verdict=$2; shift 3
+mkdir -p -m 1777 /tmp
+mkdir -p -- "$folder"
+cd -- "$folder" || cd /
+(eval "exec $verdict>&-"; exec "$@") </dev/null
+[ ! -f /logs/verifier/reward.txt ] || head -c {_REWARD_BYTES} /logs/verifier/reward.txt >&"$verdict"
+exit 0
+"""
+
+
+class LocalSandbox:
+    """A sandbox of this machine, as :class:`Sandbox` describes.
+
+    How a verdict is kept sound while the policy's background processes live on, which tasks about
+    servers and jobs need: the tests run in the policy's process and network namespaces, so that
+    they see its processes and reach its ports, but in a mount namespace of their own, where /tests
+    and /logs are file systems that the policy's processes cannot name. They hold one capability
+    that no process of the policy has, so the kernel lets none of those trace them, look into
+    their /proc entries or open files through them. The verdict leaves on a pipe that only the
+    trusted script around test.sh holds. What test.sh itself runs is trusted by that test.
+    """
+
+    def __init__(self, task: Task, config: SandboxConfig) -> None:
+        """Makes the task's environment. Raises SandboxError when that fails.
+
+        Files live in memory: `config.disk_mb`, or the task's own limit, is a bound on both.
+        """
+        self._task, self._config = task, config
+        self._busy = threading.Lock()
+        self._shell: Shell | None = None
+        self._memory_mb = config.memory_mb or task.memory_mb
+        recipe = read_recipe(task.environment)
+        self._env = recipe.env
+        self._namespace = Namespace(config.disk_mb or task.storage_mb)
+        try:
+            self._shell = Shell(
+                self._namespace,
+                task.workdir,
+                limits_script(self._memory_mb, config.max_processes),
+                config.output_bytes,
+                recipe,
+            )
+        except SandboxError as error:
+            self.close()
+            raise SandboxError(f"task {task.id} cannot be set up: {error}") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def exec(self, command: str, timeout_s: float) -> ExecResult:
+        """As :meth:`Sandbox.exec`."""
+        with self._busy:
+            return self._alive.run(command, timeout_s)
+
+    def verify(self) -> Verdict:
+        """As :meth:`Sandbox.verify`."""
+        timeout_s = self._config.verifier_timeout_s or self._task.verifier_timeout_s
+        limits = limits_script(self._memory_mb, 2 * self._config.max_processes)
+        test = [tool("setpriv"), *NO_CAPABILITIES[:-1], "--bounding-set=-all,+dac_override", "--"]
+        test += ["/usr/bin/env", "-i", *(f"{name}={value}" for name, value in self._env.items())]
+        test += ["PYTHONNOUSERSITE=1", "/usr/bin/bash", "-c", f"{limits}; exec bash /tests/test.sh"]
+        tests = pack(self._task.tests)
+        size_mb = 16 + len(tests) * 2 // 2**20
+        with self._busy, closing(Pipe()) as verdict:
+            script = ["/usr/bin/bash", "-c", _VERIFY, "verify", self._task.workdir]
+            arguments = [str(verdict.into), str(size_mb), *test]
+            before = self._namespace.processes()
+            code, said = self._run(
+                ["/usr/bin/unshare", "--mount", "--propagation=private", "--", *script, *arguments],
+                tests,
+                time.monotonic() + timeout_s,
+                verdict.into,
+                self._alive.output(),  # so that no background job waits for a reader
+            )
+            self._namespace.kill(before)
+            told = Output(verdict.out, _REWARD_BYTES)
+            told.read_rest()
+        if code is None:
+            return Verdict(None, f"tests/test.sh was killed after {timeout_s:g} s", said)
+        if code != 0:
+            return Verdict(None, f"tests/test.sh could not be run ({code}): {said[-500:]}", said)
+        reward = _REWARDS.get(told.raw.strip())
+        if reward is None:
+            wrote = f"wrote {told.raw!r} to" if told.raw else "wrote no"
+            return Verdict(None, f"tests/test.sh {wrote} /logs/verifier/reward.txt", said)
+        return Verdict(reward, None, said)
+
+    def close(self) -> None:
+        """As :meth:`Sandbox.close`."""
+        self._namespace.close()  # a command that still runs ends with it
+        with self._busy:
+            if self._shell is not None:
+                self._shell.close()
+                self._shell = None
+
+    @property
+    def _alive(self) -> Shell:
+        if self._shell is None:
+            raise SandboxError("the sandbox is closed")
+        return self._shell
+
+    def _run(
+        self, command: list[str], data: bytes, deadline: float, verdict: int, background: Output
+    ) -> tuple[int | None, str]:
+        """Runs trusted `command` on `data`: (exit code, None if it still runs; what it printed)."""
+        with closing(Pipe()) as printed, ExitStack() as opened:
+            process = self._namespace.enter(
+                command,
+                TRUSTED_ENV,
+                trusted=True,
+                stdin=subprocess.PIPE,
+                stdout=printed.into,
+                stderr=subprocess.STDOUT,
+                pass_fds=(verdict,),
+            )
+            assert process.stdin is not None
+            ended = os.pidfd_open(process.pid)
+            opened.callback(os.close, ended)
+            opened.callback(process.stdin.close)
+            output = Output(printed.out, self._config.output_bytes)
+            source = Input(process.stdin.fileno(), data)
+            pump([output, background], source, ended, deadline, at_end=process.stdin.close)
+            output.read_rest()
+            return process.poll(), output.text
