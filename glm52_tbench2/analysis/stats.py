@@ -24,9 +24,13 @@ class Interval:
     num_tasks: int
 
     def __str__(self) -> str:
+        return format(self)
+
+    def __format__(self, sign: str) -> str:
+        """0.412 [0.301, 0.533]; with the format "+" every number shows its sign."""
         if math.isnan(self.low):
-            return f"{self.mean:.3f} (no interval: {self.num_tasks} task)"
-        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+            return f"{self.mean:{sign}.3f} (no interval: {self.num_tasks} task)"
+        return f"{self.mean:{sign}.3f} [{self.low:{sign}.3f}, {self.high:{sign}.3f}]"
 
 
 def t_quantile(probability: float, df: int) -> float:

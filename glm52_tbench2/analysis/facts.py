@@ -1,0 +1,169 @@
+"""What a run's files say, gathered for the report and the summary."""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from .charts import Cell, Points
+from .run_files import Row, RunFiles
+from .stats import Change, Interval, Rewards, mean_interval, paired_change
+
+_COLUMNS = ("sample_id", "task_id", "end_reason", "reward", "truncated", "step")
+
+# Layer -> the metrics, in seconds, that add up to it. What is left of a step's wall clock is idle.
+_TRAIN = ("time/train_compute",)
+_SYNC = ("time/train_sync",)
+_EVAL = ("time/eval_s",)
+_CHECKPOINT = ("time/train_checkpoint",)
+_WALL = "time/train_step"
+_ROLLOUT = "time/rollout_s"
+_ROLLOUT_SHARES = {"generate": "generate", "sandbox": "sandbox", "verify": "verify"}
+
+
+@dataclass
+class Facts:
+    """Everything is empty, never wrong, where the run has nothing to say yet."""
+
+    train_reward: dict[int, float] = field(default_factory=dict)
+    """Step -> mean verdict of its batch."""
+    truncated: dict[int, float] = field(default_factory=dict)
+    """Step -> share of its samples cut by a token limit."""
+    ends: dict[str, dict[int, float]] = field(default_factory=dict)
+    """End reason -> step -> share of the batch; the most frequent reason first."""
+    end_counts: Counter[str] = field(default_factory=Counter)
+    """End reason -> samples, over all training batches."""
+    lost: Counter[str] = field(default_factory=Counter)
+    """replaced/REASON and dropped/FILTER -> how often, over all training batches."""
+    visits: dict[str, dict[int, Cell]] = field(default_factory=dict)
+    """Task -> step -> its visit; the best mean reward first."""
+    evals: dict[int, Rewards] = field(default_factory=dict)
+    """Steps trained -> held-out task -> rewards."""
+    examples: dict[str, tuple[str, int, str]] = field(default_factory=dict)
+    """End reason -> (kind, step, sample id) of its newest sample."""
+    times: dict[str, Points] = field(default_factory=dict)
+    """Activity -> step -> seconds."""
+
+    @property
+    def steps(self) -> list[int]:
+        """Steps that have a batch."""
+        return sorted(self.train_reward)
+
+    def held_out(self, step: int) -> Interval | None:
+        """Held-out reward after `step` steps."""
+        return mean_interval(self.evals.get(step, {}))
+
+    @property
+    def held_out_change(self) -> tuple[int, int, Change] | None:
+        """First evaluation, last one, and the paired change; None with fewer than two."""
+        if len(self.evals) < 2:
+            return None
+        first, last = min(self.evals), max(self.evals)
+        change = paired_change(self.evals[first], self.evals[last])
+        return None if change is None else (first, last, change)
+
+
+def gather(run: RunFiles) -> Facts:
+    """Reads the scalar columns of every step file; damaged ones are named in run.warnings."""
+    facts = Facts()
+    ends: dict[str, dict[int, float]] = defaultdict(dict)
+    visits: dict[str, dict[int, Cell]] = defaultdict(dict)
+    for step in run.steps("rollouts"):
+        rows = run.rows("rollouts", step, _COLUMNS)
+        if not rows:
+            continue
+        facts.train_reward[step] = _mean([row["reward"] for row in rows])
+        facts.truncated[step] = _mean([row["truncated"] for row in rows])
+        counts = Counter(row["end_reason"] for row in rows)
+        facts.end_counts.update(counts)
+        for reason, count in counts.items():
+            ends[reason][step] = count / len(rows)
+        for task, found in _by_task(rows).items():
+            visits[task][step] = _cell(task, step, found)
+        for row in rows:
+            facts.examples[row["end_reason"]] = ("rollouts", step, row["sample_id"])
+        for name, value in run.stats("rollouts", step).items():
+            if name.startswith(("replaced/", "dropped/")):
+                facts.lost[name] += int(value)
+    for step in run.steps("eval"):
+        rows = run.rows("eval", step, _COLUMNS)
+        if rows:
+            by_task = _by_task(rows)
+            facts.evals[step] = {t: [row["reward"] for row in by_task[t]] for t in by_task}
+        for row in rows:
+            facts.examples.setdefault(row["end_reason"], ("eval", step, row["sample_id"]))
+    facts.ends = {reason: ends[reason] for reason, _ in facts.end_counts.most_common()}
+    ranked = sorted(visits, key=lambda t: (-_mean([c.value for c in visits[t].values()]), t))
+    facts.visits = {task: visits[task] for task in ranked}
+    facts.times = _times(run, facts.steps)
+    return facts
+
+
+def window(run: RunFiles, facts: Facts) -> int:
+    """Steps to average over: about one pass over the training tasks, and enough to smooth."""
+    return max(5, round(len(facts.visits) / run.config.rollout.prompts_per_step))
+
+
+def first_and_last(points: Points, count: int) -> tuple[str, str]:
+    """The mean of the first and of the last `count` steps, and how it was taken, as text."""
+    values = list(points.values())
+    if not values:
+        return "–", "no batch yet"
+    if len(values) == 1:
+        return f"{values[0]:.2f}", "one step"
+    count = min(count, len(values) // 2)
+    first, last = _mean(values[:count]), _mean(values[-count:])
+    steps = "step" if count == 1 else f"{count} steps"
+    return f"{first:.2f} → {last:.2f}", f"mean of the first and of the last {steps}"
+
+
+def _by_task(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row["task_id"], []).append(row)
+    return found
+
+
+def _cell(task: str, step: int, rows: Sequence[Row]) -> Cell:
+    reward, cut = _mean([row["reward"] for row in rows]), sum(row["truncated"] for row in rows)
+    ends = Counter(row["end_reason"] for row in rows).most_common()
+    text = (
+        f"{task}, step {step}: reward {reward:.2f} over {len(rows)} samples"
+        f"{f', {cut} truncated' if cut else ''} ({', '.join(f'{n} {end}' for end, n in ends)})"
+    )
+    return Cell(reward, cut / len(rows), text)
+
+
+def _times(run: RunFiles, steps: Sequence[int]) -> dict[str, Points]:
+    """Where each step's wall clock went.
+
+    Samples run side by side, so a batch's wall clock is shared out as its samples' own time was.
+    An evaluation after N steps belongs to step N; the one before the first step to none.
+    """
+
+    def total(names: Sequence[str], step: int) -> float:
+        return sum(series[name].get(step, 0.0) for name in names)
+
+    names = (_ROLLOUT, _WALL, *_TRAIN, *_SYNC, *_EVAL, *_CHECKPOINT)
+    shares = {layer: f"rollout/{name}_share" for layer, name in _ROLLOUT_SHARES.items()}
+    series = {name: run.series(name) for name in (*names, *shares.values())}
+    found: dict[str, dict[int, float]] = defaultdict(dict)
+    for step in steps:
+        wall = series[_ROLLOUT].get(step)
+        spent = {
+            layer: (wall or 0.0) * series[name].get(step, 0.0) for layer, name in shares.items()
+        }
+        spent["train"] = total(_TRAIN, step)
+        spent["sync"] = total(_SYNC, step)
+        spent["evaluate"] = total(_EVAL, step)
+        spent["checkpoint"] = total(_CHECKPOINT, step)
+        if (whole := series[_WALL].get(step)) is not None:
+            spent["idle"] = max(0.0, whole - sum(spent.values()))
+        for layer, seconds in spent.items():
+            if seconds > 0:
+                found[layer][step] = seconds
+    order = ("generate", "sandbox", "verify", "train", "sync", "evaluate", "checkpoint", "idle")
+    return {layer: found[layer] for layer in order if layer in found}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

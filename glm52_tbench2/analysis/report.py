@@ -1,0 +1,434 @@
+"""RUN/report.html: one self-contained file that tells a run, live, finished or dead.
+
+No network, no script but its own; everything from the run is escaped by jinja2 or by charts.
+"""
+
+import base64
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from ..config.compose import to_yaml
+from ..config.files import atomic_write_bytes
+from ..config.paths import resolve
+from .charts import Layer, Points, Range, Series, Style, heat_table, line_chart, stacked_bars
+from .facts import Facts, first_and_last, gather, window
+from .run_files import RunFiles
+from .stats import moving_mean, task_means
+from .transcript import Decoder, Transcript, transcribe
+
+REPORT_FILE = "report.html"
+_PUBLISHED_KL = Range(0.022, 0.054, "the published healthy run: 0.022 to 0.054")
+
+
+# The same name has the same colour in every run's report; what is cut short is warm.
+_END_COLOURS = {
+    "task_complete": 1,
+    "max_turns": 3,
+    "no_command": 5,
+    "timeout": 7,
+    "budget": 4,
+    "length": 2,
+}
+_TIME_COLOURS = {
+    "generate": 1,
+    "sandbox": 2,
+    "verify": 5,
+    "train": 4,
+    "sync": 3,
+    "evaluate": 6,
+    "checkpoint": 7,
+    "idle": 8,
+}
+_OTHER_COLOUR = 6
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One chart with its words; `chart` is None where there is nothing to draw."""
+
+    title: str
+    hint: str
+    chart: Markup | None
+    legend: list[tuple[int, str]]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One of the numbers at the top."""
+
+    title: str
+    value: str
+    detail: str
+    tone: str = ""
+    """good, bad or nothing."""
+
+
+@dataclass(frozen=True)
+class EvalRow:
+    """One held-out task: mean reward of each evaluation, None where it has none."""
+
+    task: str
+    means: list[float | None]
+    first: float | None
+    last: float | None
+
+    @property
+    def change(self) -> float:
+        return 0.0 if self.first is None or self.last is None else self.last - self.first
+
+
+def write_report(run_dir: str | Path) -> Path:
+    """Writes RUN/report.html and returns its path. Raises UserError if it is not a run folder."""
+    path = Path(run_dir) / REPORT_FILE
+    atomic_write_bytes(path, render(RunFiles.open(run_dir)).encode())
+    return path
+
+
+def render(run: RunFiles) -> str:
+    """The page."""
+    facts = gather(run)
+    transcripts = _transcripts(run, facts)
+    environment = Environment(
+        loader=PackageLoader("glm52_tbench2.analysis", "page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    assert environment.loader is not None
+
+    def asset(name: str) -> Markup:
+        return Markup((Path(__file__).parent / "page" / name).read_text())
+
+    js = asset("report.js")
+    end_layers, time_layers = _layers(facts.ends, _END_COLOURS), _layers(facts.times, _TIME_COLOURS)
+    columns, rows = _eval_table(facts)
+    return environment.get_template("report.html.j2").render(
+        run=run,
+        state=run.state,
+        written=time.strftime("%Y-%m-%d %H:%M:%S %Z"),
+        steps_done=facts.steps[-1] if facts.steps else 0,
+        identity=run.identity,
+        headline=headline(facts),
+        tiles=_tiles(run, facts),
+        highlights=_highlights(run),
+        config_yaml=to_yaml(run.config),
+        figures=_figures(run, facts),
+        heat=heat_table(
+            list(facts.visits.items()),
+            facts.steps,
+            "Mean reward of each visit of each training task, by step",
+        ),
+        ends=_stack(end_layers, "End reasons by step", "Share of the batch by end reason"),
+        end_totals=[(one, facts.end_counts[one.name]) for one in end_layers],
+        num_samples=facts.end_counts.total(),
+        lost=sorted(facts.lost.items()),
+        times=_stack(time_layers, "Seconds by step", "Seconds of wall clock by activity", " s"),
+        time_totals=_time_totals(time_layers),
+        eval_columns=columns,
+        eval_rows=rows,
+        transcripts=transcripts,
+        notes=[*_unsaid(run, facts), *run.warnings],
+        css=asset("report.css"),
+        js=js,
+        # The page's own script is the only one a browser will run in it.
+        js_hash=base64.b64encode(hashlib.sha256(js.encode()).digest()).decode(),
+    )
+
+
+def headline(facts: Facts) -> str:
+    """What happened to the held-out reward, in one sentence."""
+    found = facts.held_out_change
+    if found is None:
+        if not facts.evals:
+            return "No evaluation has been written: what training did cannot be said."
+        step = min(facts.evals)
+        when = f"after {step} steps" if step else "before training"
+        return (
+            f"Held-out reward {when}: {facts.held_out(step)}. There is no second evaluation to "
+            "compare with."
+        )
+    first, last, change = found
+    churn = f"{change.up} tasks up, {change.down} down, {change.same} the same"
+    verb = {"rose": "rose", "fell": "fell", "unclear": "did not change clearly"}[change.verdict]
+    return (
+        f"Held-out reward {verb} between step {first} and step {last}: "
+        f"{change.interval:+} over {change.interval.num_tasks} tasks ({churn})."
+    )
+
+
+def _tiles(run: RunFiles, facts: Facts) -> list[Tile]:
+    tiles = []
+    found = facts.held_out_change
+    if found is not None:
+        first, last, change = found
+        before, after = facts.held_out(first), facts.held_out(last)
+        assert before is not None and after is not None
+        tiles.append(
+            Tile(
+                "Held-out reward",
+                f"{before.mean:.2f} → {after.mean:.2f}",
+                f"{before} → {after}",
+                {"rose": "good", "fell": "bad", "unclear": ""}[change.verdict],
+            )
+        )
+    elif facts.evals:
+        only = facts.held_out(min(facts.evals))
+        assert only is not None
+        tiles.append(Tile("Held-out reward", f"{only.mean:.2f}", f"{only}, the only evaluation"))
+    else:
+        tiles.append(Tile("Held-out reward", "–", "no evaluation yet"))
+    for title, points in (
+        ("Training reward", facts.train_reward),
+        ("Truncated share", facts.truncated),
+    ):
+        tiles.append(Tile(title, *first_and_last(points, window(run, facts))))
+    kl = run.series("trainer/train_rollout_kl")
+    if kl:
+        last_kl = list(kl.values())[-1]
+        tone = "bad" if last_kl > 10 * _PUBLISHED_KL.high else ""
+        tiles.append(
+            Tile("train_rollout_kl", f"{last_kl:.3g}", f"last step; {_PUBLISHED_KL.label}", tone)
+        )
+    else:
+        tiles.append(Tile("train_rollout_kl", "–", "no trainer metrics yet"))
+    return tiles
+
+
+def _highlights(run: RunFiles) -> list[tuple[str, str]]:
+    config = run.config
+    rollout, clip, optim = config.rollout, config.clip, config.optim
+    correction = clip.correction.name
+    if correction != "none":
+        correction += f" [{clip.correction_low:g}, {clip.correction_high:g}]"
+    found = [
+        ("model", f"{config.model.name}, {config.model.dtype.name}"),
+        ("tasks", f"{config.data.train} trained, {config.data.eval} held out"),
+        ("batch", f"{rollout.prompts_per_step} tasks × {rollout.samples_per_prompt} samples"),
+        ("steps", f"{config.steps}, {optim.steps_per_batch} optimizer step a batch"),
+        ("rollout", f"{rollout.mode.name}, temperature {rollout.temperature:g}"),
+        (
+            "limits",
+            f"{rollout.max_turn_tokens} tokens a turn, {rollout.max_session_tokens} an episode, "
+            f"{rollout.max_turns} turns",
+        ),
+        ("advantage", f"{clip.advantage.name}{', std' if clip.std_normalise else ''}"),
+        ("loss", f"{clip.loss.name}, {clip.reduction.name}, overlong {clip.overlong.name}"),
+        ("correction", correction),
+        ("optimizer", f"Adam, lr {optim.lr:g}, gradient clipped at {optim.clip_grad:g}"),
+        ("evaluation", f"every {config.eval.every} steps × {config.eval.samples_per_task} samples"),
+        ("seed", str(config.seed)),
+    ]
+    identity = run.identity
+    if identity.get("hash"):
+        found.append(("identity", identity["hash"]))
+    code = identity.get("code") or {}
+    if code.get("revision"):
+        changed = " with uncommitted changes" if code.get("changes") else ""
+        found.append(("code", f"{code['revision'][:12]}{changed}"))
+    return found
+
+
+def _figures(run: RunFiles, facts: Facts) -> list[Figure]:
+    count = window(run, facts)
+    smooth = dict(
+        zip(facts.steps, moving_mean(list(facts.train_reward.values()), count), strict=True)
+    )
+    held_out = {step: found for step in facts.evals if (found := facts.held_out(step))}
+    mismatch = "trainer/mismatch"
+    return [
+        _figure(
+            "Training reward",
+            f"Mean verdict of the batch: a dot a step; the line is the mean of the last {count}.",
+            [
+                Series("step", facts.train_reward, 1, Style.dots),
+                Series(f"mean of {count} steps", smooth, 2),
+            ],
+            limits=(0.0, None),
+        ),
+        _figure(
+            "Held-out reward",
+            "Mean over held-out tasks with its 95 % interval over tasks.",
+            [
+                Series(
+                    "held out",
+                    {step: found.mean for step, found in held_out.items()},
+                    2,
+                    Style.marked,
+                    {step: (found.low, found.high) for step, found in held_out.items()},
+                )
+            ],
+            limits=(0.0, None),
+        ),
+        _figure(
+            "Truncated share",
+            "Samples cut by the per-turn cap or the session budget.",
+            [Series("training batch", facts.truncated, 1)],
+            limits=(0.0, None),
+        ),
+        _figure(
+            "train_rollout_kl",
+            "Mean over samples of the clamped KL from engine to trainer; it saturates at 10 a "
+            "token. The published healthy run, 0.022 to 0.054, is shaded where it is in reach.",
+            [Series("train_rollout_kl", run.series("trainer/train_rollout_kl"), 1)],
+            log=True,
+            reference=_PUBLISHED_KL,
+        ),
+        _figure(
+            "|log-prob difference|, trainer and engine",
+            "Unclamped, over generated tokens, before the update.",
+            [
+                Series("median", run.series(f"{mismatch}/abs_p50"), 1),
+                Series("mean", run.series(f"{mismatch}/abs_mean"), 2),
+                Series("99 %", run.series(f"{mismatch}/abs_p99"), 3),
+                Series("99.9 %", run.series(f"{mismatch}/abs_p999"), 4),
+            ],
+            log=True,
+        ),
+        _figure(
+            "The same by kind of token",
+            "Mean |difference|; a divergence shows in one kind first.",
+            [
+                Series("A > 0", run.series(f"{mismatch}/advantage_positive/abs_mean"), 1),
+                Series("A < 0", run.series(f"{mismatch}/advantage_negative/abs_mean"), 2),
+                Series("truncated", run.series(f"{mismatch}/truncated/abs_mean"), 4),
+                Series("not truncated", run.series(f"{mismatch}/not_truncated/abs_mean"), 3),
+            ],
+            log=True,
+        ),
+        _figure(
+            "Gradient norm",
+            "Before clipping.",
+            [Series("gradient norm", run.series("trainer/grad_norm"), 1)],
+            limits=(0.0, None),
+        ),
+        _figure(
+            "Entropy",
+            "Of the policy at the rollout's temperature, nats a generated token.",
+            [Series("entropy", run.series("trainer/entropy"), 1)],
+            limits=(0.0, None),
+        ),
+        _figure(
+            "Groups without signal",
+            "Share of groups whose samples all have the same reward, and so no gradient.",
+            [Series("groups without signal", run.series("rollout/zero_signal_share"), 1)],
+            limits=(0.0, None),
+        ),
+        _figure(
+            "Tokens a turn",
+            "Mean length of a generated turn.",
+            [Series("tokens a turn", run.series("rollout/turn_tokens_mean"), 1)],
+            limits=(0.0, None),
+        ),
+    ]
+
+
+def _figure(
+    title: str,
+    hint: str,
+    series: Sequence[Series],
+    *,
+    log: bool = False,
+    limits: tuple[float | None, float | None] = (None, None),
+    reference: Range | None = None,
+) -> Figure:
+    chart = line_chart(series, f"{title} by step", log=log, limits=limits, reference=reference)
+    legend = [(one.colour, one.name) for one in series if one.points] if len(series) > 1 else []
+    return Figure(title, hint + (" Log axis." if log else ""), chart, legend)
+
+
+def _layers(points: Mapping[str, Points], colours: Mapping[str, int]) -> list[Layer]:
+    """Layers in the order of `colours`, then those it does not name."""
+    names = [name for name in colours if name in points]
+    names += [name for name in points if name not in colours]
+    return [Layer(name, points[name], colours.get(name, _OTHER_COLOUR)) for name in names]
+
+
+def _stack(layers: Sequence[Layer], title: str, label: str, unit: str = "") -> Figure:
+    legend = [(layer.colour, layer.name) for layer in layers]
+    return Figure(title, "", stacked_bars(layers, label, unit), legend)
+
+
+def _time_totals(layers: Sequence[Layer]) -> list[tuple[Layer, float, float]]:
+    """Each activity's mean seconds a step and its share of all."""
+    totals = [sum(layer.points.values()) for layer in layers]
+    whole, steps = sum(totals), len({step for layer in layers for step in layer.points})
+    return [
+        (layer, seconds / steps, seconds / whole)
+        for layer, seconds in zip(layers, totals, strict=True)
+    ]
+
+
+def _eval_table(facts: Facts) -> tuple[list[int], list[EvalRow]]:
+    columns = sorted(facts.evals)
+    means = [task_means(facts.evals[step]) for step in columns]
+    tasks = sorted({task for found in means for task in found})
+    rows = [
+        EvalRow(
+            task,
+            [found.get(task) for found in means],
+            means[0].get(task),
+            means[-1].get(task) if len(means) > 1 else None,
+        )
+        for task in tasks
+    ]
+    return columns, sorted(rows, key=lambda row: (-row.change, row.task))
+
+
+def _transcripts(run: RunFiles, facts: Facts) -> list[Transcript]:
+    try:
+        decoder = Decoder(resolve(run.config.model.path))
+    except ValueError as error:
+        decoder = None
+        if facts.examples:
+            run.warnings.append(f"Transcripts show no model text: {error}.")
+    order = list(facts.ends) + [reason for reason in facts.examples if reason not in facts.ends]
+    found = []
+    for reason in order:
+        row = run.sample(*facts.examples[reason])
+        if row is not None:
+            found.append(transcribe(row, decoder))
+    return found
+
+
+def _unsaid(run: RunFiles, facts: Facts) -> list[str]:
+    """What the page cannot tell, and why."""
+    notes = []
+    if not facts.steps:
+        notes.append("No training batch has been written yet: nothing is known of training.")
+    elif len(facts.steps) == 1:
+        notes.append("One step has been generated: no trend can be seen.")
+    if len(facts.evals) < 2:
+        notes.append(
+            f"{len(facts.evals) or 'No'} evaluation so far: held-out reward before and after "
+            "cannot be compared."
+        )
+    if not run.metrics.get("trainer"):
+        notes.append(
+            "The trainer has written no metrics: mismatch, gradient, entropy and the time it "
+            "takes are unknown."
+        )
+    same = run.series("trainer/mismatch/zero_share")
+    if same and max(same.values()) > 0.99:
+        step = max(same, key=lambda s: same[s])
+        notes.append(
+            f"At step {step} the trainer's log-probs equal the engine's on "
+            f"{same[step]:.1%} of the tokens: check that the trainer scores with its own forward, "
+            "the mismatch metrics may say nothing."
+        )
+    lost = run.series("trainer/mismatch/nonfinite_share")
+    if lost and max(lost.values()) > 0:
+        notes.append("Some log-probs are not finite; they are left out of the mismatch metrics.")
+    found = facts.held_out_change
+    if found is not None and found[2].verdict == "unclear":
+        notes.append(
+            "The interval of the held-out change holds 0: more tasks, samples a task or seeds "
+            "would tell."
+        )
+    return notes
