@@ -10,14 +10,14 @@ from .stats import Change, Interval, Rewards, mean_interval, paired_change
 
 _COLUMNS = ("sample_id", "task_id", "end_reason", "reward", "truncated", "step")
 
-# Layer -> the metrics, in seconds, that add up to it. What is left of a step's wall clock is idle.
-_TRAIN = ("time/train_compute",)
-_SYNC = ("time/train_sync",)
-_EVAL = ("time/eval_s",)
-_CHECKPOINT = ("time/train_checkpoint",)
-_WALL = "time/train_step"
-_ROLLOUT = "time/rollout_s"
-_ROLLOUT_SHARES = {"generate": "generate", "sandbox": "sandbox", "verify": "verify"}
+_SHARED_OUT = {
+    "generate": "rollout/generate_share",
+    "sandbox": "rollout/sandbox_share",
+    "verify": "rollout/verify_share",
+}
+"""Activity of the driver -> its share of the samples' time."""
+_TRAINER = {"train": "time/train_compute", "sync": "time/train_push"}
+"""Activity of the trainer -> its seconds."""
 
 
 @dataclass
@@ -134,35 +134,29 @@ def _cell(task: str, step: int, rows: Sequence[Row]) -> Cell:
 
 
 def _times(run: RunFiles, steps: Sequence[int]) -> dict[str, Points]:
-    """Where each step's wall clock went.
+    """Where each step's wall clock went: activity -> step -> seconds.
 
     Samples run side by side, so a batch's wall clock is shared out as its samples' own time was.
-    An evaluation after N steps belongs to step N; the one before the first step to none.
+    The evaluation and the checkpoint of step N - 1 lie between its weights and the batch of step
+    N, and belong to step N; a checkpoint is written while the next batch is generated, so it only
+    makes the wall clock longer. Idle is what is left of it.
     """
-
-    def total(names: Sequence[str], step: int) -> float:
-        return sum(series[name].get(step, 0.0) for name in names)
-
-    names = (_ROLLOUT, _WALL, *_TRAIN, *_SYNC, *_EVAL, *_CHECKPOINT)
-    shares = {layer: f"rollout/{name}_share" for layer, name in _ROLLOUT_SHARES.items()}
-    series = {name: run.series(name) for name in (*names, *shares.values())}
+    rollout, wall = run.series("time/rollout_s"), run.series("time/train_step")
+    evals, checkpoints = run.series("time/eval_s"), run.series("time/train_checkpoint")
+    shares = {activity: run.series(name) for activity, name in _SHARED_OUT.items()}
+    trainer = {activity: run.series(name) for activity, name in _TRAINER.items()}
     found: dict[str, dict[int, float]] = defaultdict(dict)
     for step in steps:
-        wall = series[_ROLLOUT].get(step)
-        spent = {
-            layer: (wall or 0.0) * series[name].get(step, 0.0) for layer, name in shares.items()
-        }
-        spent["train"] = total(_TRAIN, step)
-        spent["sync"] = total(_SYNC, step)
-        spent["evaluate"] = total(_EVAL, step)
-        spent["checkpoint"] = total(_CHECKPOINT, step)
-        if (whole := series[_WALL].get(step)) is not None:
+        spent = {a: rollout.get(step, 0.0) * share.get(step, 0.0) for a, share in shares.items()}
+        spent |= {a: seconds.get(step, 0.0) for a, seconds in trainer.items()}
+        spent["evaluate"] = evals.get(step - 1, 0.0)
+        if step in wall:
+            whole = wall[step] + checkpoints.get(step - 1, 0.0)
             spent["idle"] = max(0.0, whole - sum(spent.values()))
-        for layer, seconds in spent.items():
+        for activity, seconds in spent.items():
             if seconds > 0:
-                found[layer][step] = seconds
-    order = ("generate", "sandbox", "verify", "train", "sync", "evaluate", "checkpoint", "idle")
-    return {layer: found[layer] for layer in order if layer in found}
+                found[activity][step] = seconds
+    return dict(found)
 
 
 def _mean(values: Sequence[float]) -> float:

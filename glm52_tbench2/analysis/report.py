@@ -42,7 +42,6 @@ _TIME_COLOURS = {
     "train": 4,
     "sync": 3,
     "evaluate": 6,
-    "checkpoint": 7,
     "idle": 8,
 }
 _OTHER_COLOUR = 6

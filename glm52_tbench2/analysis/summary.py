@@ -71,7 +71,7 @@ def _next(run: RunFiles, run_dir: Path) -> list[tuple[str, str]]:
     )
     if config.data.suite == "mini" and config.data.train.endswith("69"):
         steps.append(
-            (f"{train} data=mini8", "8 tasks in the place of 69: the published divergence")
+            (f"{train} data=mini8", "8 tasks in the place of 69, as in the published divergence")
         )
     steps.append((f"{train} clip=dppo", "another correction; glm52 train --help lists them all"))
     return steps
