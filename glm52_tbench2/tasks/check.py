@@ -61,3 +61,18 @@ def check_suite(tasks: Iterable[Task], runner: Runner, num_threads: int = 4) -> 
     jobs = [(task, *attempt) for task in tasks for attempt in attempts(task)]
     with ThreadPoolExecutor(num_threads) as pool:
         return list(pool.map(run, jobs))
+
+
+def report(results: list[Result]) -> int:
+    """Prints each attempt that did not score what it must, and a closing line; 0 when all did."""
+    failures = [result for result in results if not result.ok]
+    for result in failures:
+        got = result.error or f"scored {result.reward}"
+        print(f"{result.task.id}: {result.attempt} must score {result.expected:g}, but: {got}")
+    tasks = {result.task.id for result in results}
+    unsound = {result.task.id for result in failures}
+    print(
+        f"{len(tasks)} tasks, {len(results)} attempts: "
+        + (f"{len(unsound)} tasks are unsound." if unsound else "all score what they must.")
+    )
+    return 1 if failures else 0

@@ -1,17 +1,17 @@
 """A task set as a table."""
 
-from collections.abc import Sequence
-
 from rich.console import Console
 from rich.table import Table
 
-from .suite import Task
-from .tbench2 import KnownTask
+from .named import named_facts
 
 
-def show(tasks: Sequence[Task | KnownTask], title: str, console: Console | None = None) -> None:
-    """Prints one line a task; tab-separated without a frame where the output is no terminal."""
+def show(name: str, console: Console | None = None) -> None:
+    """Prints one line a task of `name` (SUITE or SUITE/SET): a table, or tab-separated plain lines
+    where the output is no terminal. Raises UserError for an unknown name.
+    """
     console = console or Console()
+    tasks = named_facts(name)
     header = (
         "task",
         "difficulty",
@@ -39,7 +39,7 @@ def show(tasks: Sequence[Task | KnownTask], title: str, console: Console | None 
         for row in (header, *rows):
             print(*row, sep="\t", file=console.file)
         return
-    table = Table(title=title)
+    table = Table(title=name)
     for index, name in enumerate(header):
         table.add_column(name, justify="right" if index > 3 else "left", no_wrap=index == 0)
     for row in rows:

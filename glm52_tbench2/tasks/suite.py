@@ -10,10 +10,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..config.errors import UserError
 
+T = TypeVar("T")
 REQUIRED = (
     "task.toml",
     "instruction.md",
@@ -119,15 +120,14 @@ def load_suite(folder: Path) -> dict[str, Task]:
     return tasks
 
 
-def select(suite: Mapping[str, Task], ids: Iterable[str]) -> list[Task]:
+def select(suite: Mapping[str, T], ids: Iterable[str]) -> list[T]:
     """The tasks with these ids, in their order. Raises UserError for an id the suite lacks."""
     tasks = []
     for task_id in ids:
         if task_id not in suite:
             close = get_close_matches(task_id, suite, n=1)
-            where = f" in {next(iter(suite.values())).path.parent}" if suite else ""
             hint = f"did you mean {close[0]}?" if close else "correct the id or data.tasks_dir."
-            raise UserError(f"There is no task {task_id}{where}; {hint}")
+            raise UserError(f"There is no task {task_id} among the suite's {len(suite)}; {hint}")
         tasks.append(suite[task_id])
     return tasks
 

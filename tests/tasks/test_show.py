@@ -2,37 +2,51 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
-from glm52_tbench2.config.paths import DATA
+from glm52_tbench2.config.errors import UserError
+from glm52_tbench2.tasks.named import named_tasks
 from glm52_tbench2.tasks.sets import load_set
 from glm52_tbench2.tasks.show import show
-from glm52_tbench2.tasks.suite import load_suite, select
-from glm52_tbench2.tasks.tbench2 import known_tasks
 
 
-def printed(terminal: bool) -> str:
-    tasks = select(load_suite(DATA / "mini" / "tasks"), load_set("mini/mini8").ids)
+def printed(name: str, terminal: bool = False) -> str:
     out = io.StringIO()
-    show(tasks, "mini8", Console(file=out, force_terminal=terminal, width=130))
+    show(name, Console(file=out, force_terminal=terminal, width=130))
     return out.getvalue()
 
 
 def test_plain_lines_when_not_a_terminal() -> None:
-    lines = [line.split("\t") for line in printed(terminal=False).splitlines()]
+    lines = [line.split("\t") for line in printed("mini/mini8").splitlines()]
     assert [line[0] for line in lines] == ["task", *load_set("mini/mini8").ids]
     assert {len(line) for line in lines} == {8}
 
 
 def test_a_table_on_a_terminal() -> None:
-    text = printed(terminal=True)
-    assert "mini8" in text
-    assert all(task_id in text for task_id in load_set("mini/mini8").ids)
+    text = printed("mini/mini8", terminal=True)
+    assert all(task_id in text for task_id in ("mini/mini8", *load_set("mini/mini8").ids))
 
 
 def test_tasks_known_without_their_files_can_be_shown() -> None:
-    out = io.StringIO()
-    show(list(known_tasks().values()), "tbench2", Console(file=out, width=130))
-    lines = out.getvalue().splitlines()
+    lines = printed("tbench2").splitlines()
     assert len(lines) == 90
     assert "fix-git\teasy\tsoftware-engineering\t\t900\t900\t2048\t10240" in lines
+
+
+def test_a_suite_or_a_set_can_be_named() -> None:
+    assert len(named_tasks("mini")) == 89
+    assert [task.id for task in named_tasks("mini/eval20")] == list(load_set("mini/eval20").ids)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("mini9", "no task suite mini9; write mini or tbench2"),
+        ("mini/mini9", "no task set mini/mini9; did you mean"),
+        ("tbench2/train8", "not part of this repository"),
+    ],
+)
+def test_a_name_that_cannot_be_had_gets_one_sentence(name: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        named_tasks(name)
