@@ -94,9 +94,10 @@ def test_ends_of_the_policys_making_are_verified(chat, script, reason):
 
 
 def test_the_last_turns_command_is_run(chat):
-    _, engine, sandbox = run(chat, [bash(c) for c in "abcd"])
+    sample, engine, sandbox = run(chat, [bash(c) for c in "abcd"])
     assert sandbox.commands == list("abcd")
     assert len(engine.requests) == 4
+    assert len(sample.tokens) == sample.turns[-1].end, "what nobody will read is not appended"
 
 
 def test_a_truncated_turn_ends_the_episode_and_is_not_obeyed(chat):

@@ -53,6 +53,17 @@ def test_rollout_metrics(samples):
     json.dumps(found, allow_nan=False)
 
 
+def test_a_group_is_without_signal_when_its_rewards_are_equal():
+    rewards = [[1, 1], [0, 0], [0, 1], [1]]
+    samples = [
+        make_sample(group, index, reward=reward)
+        for group, members in enumerate(rewards)
+        for index, reward in enumerate(members)
+    ]
+    found = rollout_metrics(samples, {"wall_s": 1.0}, 0, 10)
+    assert found["rollout/zero_signal_share"] == 3 / 4
+
+
 def test_ends_of_the_policy_add_up(samples):
     found = rollout_metrics(samples, {"wall_s": 1.0}, 0, 10)
     assert sum(v for k, v in found.items() if k.startswith("rollout/end/")) == pytest.approx(1)
