@@ -14,6 +14,8 @@ from markupsafe import Markup, escape
 
 WIDTH, HEIGHT = 560.0, 230.0
 LEFT, RIGHT, TOP, BOTTOM = 52.0, 16.0, 12.0, 26.0
+# Above this, arithmetic on an axis overflows; no metric means anything there.
+_MOST = 1e100
 
 Points = Mapping[int, float]
 """Step -> value."""
@@ -62,7 +64,8 @@ def line_chart(
 ) -> Markup | None:
     """Curves over steps; None when no value can be drawn.
 
-    Values that are not finite, and on a log axis those that are not positive, leave a gap.
+    Values that are not finite (or above 1e100), and on a log axis those that are not positive,
+    leave a gap.
     `limits` are the least the y axis reaches; `label` is read out in the place of the picture.
     """
     shown = [_drawable(one, log) for one in series]
@@ -215,7 +218,7 @@ def _unit(value: float) -> float:
 
 def _drawable(series: Series, log: bool) -> Series:
     def good(value: float) -> bool:
-        return math.isfinite(value) and (value > 0 or not log)
+        return abs(value) < _MOST and (value > 1 / _MOST or not log)
 
     points = {step: v for step, v in series.points.items() if good(v)}
     bounds = {s: b for s, b in series.bounds.items() if s in points and all(map(good, b))}

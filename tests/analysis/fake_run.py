@@ -54,6 +54,7 @@ class FakeRun:
         names = [f"task{i:02d}-{FAMILIES[i % len(FAMILIES)]}" for i in range(200)]
         self.tasks = names[: self.num_tasks]
         self.eval_tasks = names[self.num_tasks : self.num_tasks + self.num_eval]
+        self.evaluated: set[int] = set()
         self.ease = dict(zip(names, self.rng.normal(-0.6, 1.3, len(names)), strict=True))
 
     def write(self, upto: int | None = None, eval_every: int = 6, finished: bool = True) -> Path:
@@ -117,6 +118,7 @@ class FakeRun:
             for group, task in enumerate(self.eval_tasks)
             for index in range(2)
         ]
+        self.evaluated.add(step)
         stats = {"wall_s": 3.0, "missing": 0.0}
         write_batch(batch_path(self.path, "eval", step), samples, IDENTITY, step, stats)
         metrics_log.append(self.path, step, "eval", eval_metrics(samples, stats))
@@ -144,7 +146,7 @@ class FakeRun:
             "time/train_compute": 2.2 + 0.3 * self.rng.random(),
             "time/train_push": 0.5,
             "time/train_wait": 7.0,
-            "time/train_step": 10.4,
+            "time/train_step": 14.0 if step - 1 in self.evaluated else 11.0,
             **mismatch_metrics(tokens, len(samples), KlEstimator.low_var_kl),
         }
 

@@ -1,0 +1,219 @@
+"""The page: in a real browser, and on runs that are new, dead or damaged."""
+
+import html
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from glm52_tbench2.analysis.facts import gather
+from glm52_tbench2.analysis.report import headline, write_report
+from glm52_tbench2.analysis.run_files import RunFiles
+from glm52_tbench2.config import metrics_log
+from glm52_tbench2.config.errors import UserError
+
+from .fake_run import FakeRun
+
+DEADLINE_S = 120
+
+
+@pytest.fixture
+def write_run(tokenizer: Tokenizer, tmp_path: Path) -> Callable[..., Path]:
+    """Writes a run of 4 steps that came as far as `upto`."""
+
+    def write(upto: int, **changes: object) -> Path:
+        run = FakeRun(tmp_path / "run", tokenizer, steps=4, **changes)  # type: ignore[arg-type]
+        return run.write(upto=upto, eval_every=2, finished=False)
+
+    return write
+
+
+def page_of(run_dir: Path) -> str:
+    return write_report(run_dir).read_text()
+
+
+def section(page: str, name: str) -> str:
+    found = re.search(rf'<section id="{name}">(.*?)</section>', page, re.S)
+    assert found
+    return found[1]
+
+
+def notes(page: str) -> str:
+    found = re.search(r'id="notes">(.*?)</section>', page, re.S)
+    return html.unescape(found[1]) if found else ""
+
+
+def in_browser(page: Path) -> tuple[str, str]:
+    """The page's elements after its script has run, and what the console said."""
+    with tempfile.TemporaryDirectory() as profile:
+        done = subprocess.run(
+            [
+                "chromium",
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--disable-dev-shm-usage",
+                "--disable-background-networking",
+                f"--user-data-dir={profile}",
+                "--enable-logging=stderr",
+                "--dump-dom",
+                page.as_uri(),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+        )
+    console = [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
+    return done.stdout, "\n".join(console)
+
+
+def test_a_browser_runs_the_page_without_an_error_and_draws_every_curve(finished_run: Path) -> None:
+    elements, console = in_browser(write_report(finished_run))
+    assert console == ""
+    ready = re.search(r'<html[^>]*data-charts="(\d+)"', elements)
+    assert ready, "the script did not come to its end"
+    assert int(ready[1]) == elements.count("<svg") - 1  # the heat table has no data of its own
+    curves = section(elements, "curves")
+    assert curves.count("<figure") == curves.count("<svg") == 10
+    assert len(re.findall(r'class="line c\d" d="M[^"]{20,}"', curves)) >= 15
+    assert elements.count('class="cursor"') == int(ready[1])
+
+
+def test_a_script_that_a_run_smuggles_in_does_not_run(
+    write_run: Callable[..., Path],
+) -> None:
+    attack = "<script>document.documentElement.dataset.charts='owned'</script>"
+    attack += "<img src=x onerror=\"document.documentElement.dataset.charts='owned'\">"
+    run_dir = write_run(1, words=attack)
+    page = write_report(run_dir)
+    assert attack not in page.read_text()
+    assert html.escape("<script>document") in page.read_text()
+    # Even if it were not escaped, the browser would refuse it.
+    page.write_text(page.read_text().replace("<main>", f"<main>{attack}"))
+    elements, console = in_browser(page)
+    assert 'data-charts="owned"' not in elements
+    assert "Content Security Policy" in console
+
+
+def test_the_page_asks_for_nothing_from_anywhere(finished_run: Path) -> None:
+    page = page_of(finished_run)
+    assert not re.search(r'(src|href)="(?!#)', page)
+    assert not re.search(r"@import|url\(|fetch\(|XMLHttpRequest", page)
+    assert "http://www.w3.org/2000/svg" in page  # a name, not an address
+    assert not set(re.findall(r"https?://[^\s\"'<]+", page)) - {"http://www.w3.org/2000/svg"}
+
+
+def test_it_tells_reward_before_and_after_with_an_interval(finished_run: Path) -> None:
+    run = RunFiles.open(finished_run)
+    facts = gather(run)
+    before, after = facts.held_out(0), facts.held_out(25)
+    assert before and after
+    page = html.unescape(page_of(finished_run))
+    assert f"{before.mean:.2f} → {after.mean:.2f}" in page
+    assert f"{before} → {after}" in page
+    assert headline(facts) in page
+    assert "rose between step 0 and step 25: +0." in headline(facts)
+
+
+def test_every_held_out_task_has_its_row(finished_run: Path) -> None:
+    found = section(page_of(finished_run), "held-out")
+    assert len(re.findall(r"<tr>\s*<td>task\d\d-", found)) == 20
+
+
+def test_each_end_has_one_transcript_with_the_tokens_decoded(finished_run: Path) -> None:
+    page = page_of(finished_run)
+    found = section(page, "transcripts")
+    ends = set(gather(RunFiles.open(finished_run)).end_counts)
+    assert len(ends) == 6
+    chips = re.findall(r'<summary><span class="chip">(\w+)<', found)
+    assert sorted(chips) == sorted(ends)
+    text = html.unescape(found)
+    assert "[gMASK]<sop><|system|>\nYou use a shell.<|user|>\nSort the lines of a.txt &" in text
+    assert "```bash\nsort -u a.txt | head -3\n```<|user|>" in text
+    assert "<b>bold</b> & co" in text and "<b>bold" not in found
+
+
+def test_a_run_before_its_first_step_has_a_page_that_says_so(
+    write_run: Callable[..., Path],
+) -> None:
+    run_dir = write_run(0)
+    (run_dir / "eval" / "step_000000.parquet").unlink()
+    page = page_of(run_dir)
+    assert "No training batch has been written yet" in notes(page)
+    assert "No evaluation so far" in notes(page)
+    assert "<svg" not in page.split("<main>")[1]
+    _, console = in_browser(run_dir / "report.html")
+    assert console == ""
+
+
+def test_one_step_is_shown_and_no_trend_is_claimed(write_run: Callable[..., Path]) -> None:
+    page = page_of(write_run(1))
+    assert "One step has been generated: no trend can be seen." in notes(page)
+    assert "1 evaluation so far" in notes(page)
+    assert "Held-out reward before training: 0." in page
+    assert 'class="dot c1"' in section(page, "curves")
+
+
+def test_a_damaged_step_is_named_and_the_rest_is_shown(write_run: Callable[..., Path]) -> None:
+    run_dir = write_run(3)
+    path = run_dir / "rollouts" / "step_000002.parquet"
+    path.write_bytes(path.read_bytes()[:-200])
+    (run_dir / "identity.json").write_text("{")
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "sour')
+    page = page_of(run_dir)
+    assert "rollouts/step_000002.parquet is not readable and left out" in notes(page)
+    assert "identity.json is not readable" in notes(page)
+    assert '"steps": [1, 3]' in html.unescape(section(page, "ends"))
+
+
+def test_without_the_tokenizer_the_rest_of_a_transcript_is_shown(
+    write_run: Callable[..., Path],
+) -> None:
+    run_dir = write_run(1)
+    (run_dir.parent / "model" / "tokenizer.json").unlink()
+    page = page_of(run_dir)
+    assert "Transcripts show no model text" in notes(page)
+    assert "tokens, not decoded" in section(page, "transcripts")
+    assert "exit code 0" in section(page, "transcripts")
+
+
+def test_log_probs_that_equal_the_engines_are_called_suspicious(
+    write_run: Callable[..., Path],
+) -> None:
+    run_dir = write_run(2)
+    metrics_log.append(run_dir, 2, "trainer", {"trainer/mismatch/zero_share": 1.0})
+    assert "check that the trainer scores with its own forward" in notes(page_of(run_dir))
+
+
+def test_a_change_that_may_be_chance_is_called_unclear(write_run: Callable[..., Path]) -> None:
+    run_dir = write_run(2)
+    source, copy = (run_dir / "eval" / f"step_{step:06d}.parquet" for step in (0, 2))
+    copy.write_bytes(source.read_bytes())
+    page = page_of(run_dir)
+    assert "did not change clearly between step 0 and step 2: +0.000 [-" in html.unescape(page)
+    assert "The interval of the held-out change holds 0" in notes(page)
+
+
+def test_lost_samples_are_counted(finished_run: Path) -> None:
+    assert re.search(r"replaced/sandbox</td><td class=\"n\">5<", page_of(finished_run))
+
+
+def test_a_steps_time_is_shared_out_and_the_rest_is_idle(finished_run: Path) -> None:
+    run = RunFiles.open(finished_run)
+    times, step = gather(run).times, 7  # the step after an evaluation
+    wall = run.series("time/train_step")[step]
+    assert sum(points.get(step, 0.0) for points in times.values()) == pytest.approx(wall)
+    assert times["evaluate"][step] == run.series("time/eval_s")[step - 1] > 0
+    rollout = run.series("time/rollout_s")[step]
+    assert times["generate"][step] == pytest.approx(rollout * 2.4 / 3.6)
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not a run folder"):
+        write_report(tmp_path)
+    assert not (tmp_path / "report.html").exists()

@@ -1,0 +1,90 @@
+"""A run folder read in every state it can be in."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from glm52_tbench2.analysis.run_files import RunFiles
+from glm52_tbench2.config import metrics_log
+from glm52_tbench2.config.errors import UserError
+
+from .fake_run import FakeRun
+
+
+@pytest.fixture
+def run_dir(tokenizer: Tokenizer, tmp_path: Path) -> Path:
+    """A run of two steps that nobody works on; free to be damaged."""
+    return FakeRun(tmp_path / "run", tokenizer, steps=4).write(upto=2, finished=False)
+
+
+def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not a run folder"):
+        RunFiles.open(tmp_path)
+
+
+def test_a_damaged_step_file_is_left_out_and_named_once(run_dir: Path) -> None:
+    path = run_dir / "rollouts" / "step_000002.parquet"
+    path.write_bytes(path.read_bytes()[:1000])
+    run = RunFiles.open(run_dir)
+    assert run.steps("rollouts") == [1, 2]
+    assert run.rows("rollouts", 2, ["reward"]) == run.rows("rollouts", 2, ["reward"]) == []
+    assert len(run.rows("rollouts", 1, ["reward"])) == 32
+    assert len(run.warnings) == 1
+    assert "rollouts/step_000002.parquet is not readable" in run.warnings[0]
+
+
+def test_half_written_and_foreign_files_are_no_steps(run_dir: Path) -> None:
+    (run_dir / "rollouts" / ".step_000003.parquet.12.tmp").write_bytes(b"PAR1")
+    (run_dir / "rollouts" / "step_000003.parquet.corrupt").write_bytes(b"PAR1")
+    (run_dir / "rollouts" / "step_final.parquet").write_bytes(b"PAR1")
+    assert RunFiles.open(run_dir).steps("rollouts") == [1, 2]
+    assert RunFiles.open(run_dir).steps("train") == []
+
+
+def test_one_sample_is_read_with_every_column(run_dir: Path) -> None:
+    run = RunFiles.open(run_dir)
+    row = run.sample("rollouts", 1, "000001-0-2")
+    assert row is not None
+    assert (row["group"], row["index"], len(row["tokens"])) == (0, 2, len(row["loss_mask"]))
+    assert run.sample("rollouts", 1, "000009-0-2") is None
+
+
+def test_a_series_joins_sources_and_takes_the_last_record_of_a_step(run_dir: Path) -> None:
+    for value in (1.0, 2.0):
+        metrics_log.append(run_dir, 7, "trainer", {"trainer/grad_norm": value})
+    series = RunFiles.open(run_dir).series("trainer/grad_norm")
+    assert list(series) == [1, 2, 7]
+    assert series[7] == 2.0
+
+
+def test_an_unreadable_identity_is_a_warning(run_dir: Path) -> None:
+    (run_dir / "identity.json").write_text('{"hash": ')
+    run = RunFiles.open(run_dir)
+    assert run.identity == {}
+    assert "identity.json is not readable" in run.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("phase", "age_s", "state"),
+    [
+        ("running", 5, "running"),
+        ("starting", 5, "running"),
+        ("running", 600, "stopped"),
+        ("stopped", 5, "stopped"),
+    ],
+)
+def test_a_run_is_running_while_its_heart_beats(
+    run_dir: Path, phase: str, age_s: float, state: str
+) -> None:
+    beat = {"phase": phase, "time": time.time() - age_s}
+    (run_dir / "heartbeat.json").write_text(json.dumps(beat))
+    assert RunFiles.open(run_dir).state == state
+
+
+def test_a_finished_run_says_so_whatever_its_heart_does(run_dir: Path) -> None:
+    assert RunFiles.open(run_dir).state == "stopped"
+    (run_dir / "finished").touch()
+    assert RunFiles.open(run_dir).state == "finished"
