@@ -7,7 +7,6 @@ of each observation. Generation stops the moment its tokens could no longer be t
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Protocol
@@ -24,10 +23,10 @@ from .chat import ChatLayout
 from .outcome import OUTCOMES, Cause, EndReason, Verdict
 from .protocol import command_of, is_complete, observation_of
 
-GRACE_S = 30.0
-"""Given to a server beyond the limit it was asked to keep, seconds."""
-_COURTESY_S = 10.0
-"""Longest wait for an abort or a close, seconds."""
+_ABORT_S = 10.0
+"""A live engine answers an abort within this, seconds."""
+_LAST_RESORT_S = 3600.0
+"""Longest start or verdict, seconds, should a sandbox's own limits fail: no slot hangs for ever."""
 
 
 class Engine(Protocol):
@@ -69,22 +68,19 @@ class Limits:
     max_turns: int
     episode_timeout_s: float
     command_timeout_s: float
-    verifier_timeout_s: float
     observation_chars: int
 
     @classmethod
     def of(cls, config: RunConfig, temperature: float) -> "Limits":
         """The limits a run's config sets."""
-        rollout, sandbox = config.rollout, config.sandbox
+        rollout = config.rollout
         return cls(
             temperature=temperature,
             max_turn_tokens=rollout.max_turn_tokens,
             max_session_tokens=rollout.max_session_tokens,
             max_turns=rollout.max_turns,
             episode_timeout_s=rollout.episode_timeout_s,
-            command_timeout_s=sandbox.command_timeout_s,
-            # Where the task sets its own limit the server keeps it; this is the last resort.
-            verifier_timeout_s=sandbox.verifier_timeout_s or rollout.episode_timeout_s,
+            command_timeout_s=config.sandbox.command_timeout_s,
             observation_chars=rollout.observation_chars,
         )
 
@@ -122,8 +118,8 @@ async def play(
     Failures of engine and sandbox do not raise: they are the sample's end reason, and its reward is
     then NaN. Raises UserError when a task's prompt alone fills the session budget.
 
-    Its wall clock, `episode_timeout_s`, runs from the first turn; starting the sandbox and
-    the verdict have limits of their own, because the policy does not cause how long they take.
+    Its wall clock, `episode_timeout_s`, runs from the first turn. Starting the sandbox and the
+    verdict keep the limits of the environment: how long they take is not the policy's doing.
     """
     return await _Play(episode, system_prompt, limits, chat, engine).run(open_sandbox)
 
@@ -163,12 +159,11 @@ class _Play:
         reward, error = math.nan, None
         try:
             try:
-                async with asyncio.timeout(self.limits.episode_timeout_s):
+                async with asyncio.timeout(_LAST_RESORT_S):
                     sandbox = await open_sandbox()
                     instruction = await sandbox.reset(self.episode.task_id)
             except TimeoutError:
-                limit = self.limits.episode_timeout_s
-                raise _End(EndReason.sandbox, f"no sandbox within {limit:g} s") from None
+                raise _End(EndReason.sandbox, f"no start within {_LAST_RESORT_S:g} s") from None
             self.start_s = perf_counter() - started
             reason = await self._converse(sandbox, instruction)
             if OUTCOMES[reason].verdict is Verdict.zero:
@@ -184,8 +179,7 @@ class _Play:
         finally:
             total_s = perf_counter() - started
             if sandbox is not None:
-                with suppress(SandboxError, TimeoutError):
-                    await asyncio.wait_for(sandbox.close(), _COURTESY_S)
+                await sandbox.close()
         return self._sample(reason, reward, error, total_s)
 
     async def _converse(self, sandbox: Sandbox, instruction: str) -> EndReason:
@@ -273,12 +267,7 @@ class _Play:
         turn.command = command
         began = perf_counter()
         try:
-            async with asyncio.timeout(limit + GRACE_S):
-                result = await sandbox.exec(command, limit)
-        except TimeoutError:
-            raise _End(
-                EndReason.sandbox, f"a command of at most {limit:g} s gave no answer in time"
-            ) from None
+            result = await sandbox.exec(command, limit)
         finally:
             turn.exec_s = perf_counter() - began
         turn.exit_code = result.exit_code
@@ -290,7 +279,7 @@ class _Play:
         """Raises _End when the wall clock ran out on the engine's account, not the policy's."""
         if self.running is not None:
             try:
-                await asyncio.wait_for(self.engine.abort(self.running), _COURTESY_S)
+                await asyncio.wait_for(self.engine.abort(self.running), _ABORT_S)
             except (EngineError, TimeoutError) as failure:
                 raise _End(
                     EndReason.engine, f"the engine stopped answering: {failure or 'abort hung'}"
@@ -301,7 +290,7 @@ class _Play:
     async def _verify(self, sandbox: Sandbox, reason: EndReason) -> float:
         began = perf_counter()
         try:
-            async with asyncio.timeout(self.limits.verifier_timeout_s + GRACE_S):
+            async with asyncio.timeout(_LAST_RESORT_S):
                 verdict = await sandbox.evaluate()
         except TimeoutError:
             raise _End(EndReason.verifier, f"no verdict in time (after {reason})") from None

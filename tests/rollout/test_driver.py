@@ -64,9 +64,7 @@ def make_config(steps=3, **changes: Any) -> RunConfig:
             advantage=Advantage.grpo, std_normalise=True, overlong=Overlong.keep,
             overlong_buffer=300, overlong_factor=0.5,
         ),
-        sandbox=SandboxConfig(
-            max_concurrent=16, command_timeout_s=5.0, verifier_timeout_s=10.0
-        ),
+        sandbox=SandboxConfig(max_concurrent=16, command_timeout_s=5.0),
         eval=EvalConfig(every=2, samples_per_task=2, temperature=0.8),
     )  # fmt: skip
 
@@ -285,9 +283,7 @@ def test_an_environment_that_is_gone_stops_the_run_in_a_sentence(tmp_path, chat)
     with pytest.raises(RolloutError, match="not one sample of evaluation 0 got a verdict"):
         drive(job, config)
     config.eval.every = 0
-    with pytest.raises(
-        RolloutError, match=r"after 30 draws .*check_no_aborted dropped"
-    ):
+    with pytest.raises(RolloutError, match=r"after 30 draws .*check_no_aborted dropped"):
         drive(job, config)
 
 
