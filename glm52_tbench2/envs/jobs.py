@@ -30,6 +30,7 @@ class Jobs:
             'rm -rf "$job" && mkdir -p "$job" && mkfifo "$job/in" && echo 0 > "$job/shown" && {',
             run,
             'echo $! > "$job/pid"; }',
+            known=False,
         )
 
     def write(self, name: str, text: str) -> ExecResult:
@@ -45,7 +46,8 @@ class Jobs:
         ticks = max(0, round(seconds / 0.05))
         return self._run(
             name,
-            f'for ((i = 0; i < {ticks}; i++)); do kill -0 "$pid" || break; sleep 0.05; done 2>&-',
+            f"for ((i = 0; i < {ticks}; i++))",
+            'do kill -0 "$pid" || break; sleep 0.05; done 2>/dev/null',
             'shown=$(cat "$job/shown"); size=$(stat -c %s "$job/out")',
             'tail -c +"$((shown + 1))" "$job/out" | head -c "$((size - shown))"',
             'echo "$size" > "$job/shown"',
@@ -56,9 +58,9 @@ class Jobs:
         """Ends the job and what it has started in its process group."""
         return self._run(name, 'kill -KILL -- "-$pid"')
 
-    def _run(self, name: str, *lines: str, extra_s: float = 0.0) -> ExecResult:
+    def _run(self, name: str, *lines: str, known: bool = True, extra_s: float = 0.0) -> ExecResult:
         job = shlex.quote(f"{_FOLDER}/{name.replace('/', '_')}")
-        # In a subshell, whose variables and options are not the episode's.
-        known = "" if "mkfifo" in lines[0] else 'pid=$(cat "$job/pid") || exit 1'
-        script = "\n".join([f"(job={job}", known, *lines, ")"])
+        find = ['pid=$(cat "$job/pid") || exit 1'] if known else []
+        # In a subshell, so that its variables are not the episode's.
+        script = "\n".join([f"(job={job}", *find, *lines, ")"])
         return self._sandbox.exec(script, self._timeout_s + extra_s)

@@ -33,6 +33,8 @@ from .sandbox import SandboxError
 START_TIMEOUT_S = 60.0
 """Longest wait for a sandbox to be made, seconds."""
 _KILL_TIMEOUT_S = 5.0
+# The last of a process's numbers is that in its own namespace.
+_STATUS = re.compile(r"^State:\s(?P<state>\S)[^$]*^NSpid:.*\s(?P<inside>\d+)$", re.MULTILINE)
 _ISOLATION = (
     *("--unshare-user", "--uid", "0", "--gid", "0", "--unshare-pid", "--unshare-ipc"),
     *("--unshare-uts", "--unshare-cgroup-try", "--unshare-net", "--hostname", "sandbox"),
@@ -67,7 +69,8 @@ NO_CAPABILITIES = ("--no-new-privs", "--inh-caps=-all", "--bounding-set=-all")
 _FIRST_UID = 2_000_000_000
 _uids = itertools.count(_FIRST_UID)
 # The kernel takes bwrap's parent to be the thread that started it, so this one never ends.
-_starter = ThreadPoolExecutor(1, thread_name_prefix="sandbox-starter")
+_starters = [ThreadPoolExecutor(1, thread_name_prefix="sandbox-starter")]
+os.register_at_fork(after_in_child=lambda: _starters.__setitem__(0, ThreadPoolExecutor(1)))
 
 
 @lru_cache(maxsize=8)
@@ -177,16 +180,20 @@ class Namespace:
         argv += ["--remount-ro", "/etc", "--info-fd", str(info_in), "--"]
         argv += ["/usr/bin/bash", "-c", "echo ready; read -r _"]
         try:
-            self._bwrap = _starter.submit(
-                subprocess.Popen,
-                argv,
-                env={},
-                pass_fds=passed,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            ).result()
+            self._bwrap = (
+                _starters[0]
+                .submit(
+                    subprocess.Popen,
+                    argv,
+                    env={},
+                    pass_fds=passed,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+                .result()
+            )
         except OSError as error:
             raise SandboxError(f"cannot start bwrap: {error}") from error
         finally:
@@ -268,13 +275,13 @@ class Namespace:
             time.sleep(0.001)
 
     def _found(self, spare: set[int]) -> Iterator[int]:
-        """Processes inside, as numbered out here, save those in `spare`, as numbered inside."""
+        """Live processes inside by their numbers out here, save `spare`, by those inside."""
         for name in os.listdir("/proc"):
             if not name.isdigit() or not self._inside(name):
                 continue
             with contextlib.suppress(OSError):
-                status = Path(f"/proc/{name}/status").read_text()
-                if int(re.findall(r"^NSpid:.*\s(\d+)$", status, re.MULTILINE)[0]) not in spare:
+                found = _STATUS.search(Path(f"/proc/{name}/status").read_text())
+                if found and found["state"] not in "ZX" and int(found["inside"]) not in spare:
                     yield int(name)
 
     def _inside(self, pid: int | str) -> bool:

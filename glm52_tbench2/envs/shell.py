@@ -8,6 +8,7 @@ its time limit, is followed by a new one in the same folder.
 """
 
 import os
+import re
 import secrets
 import shlex
 import subprocess
@@ -19,6 +20,7 @@ from .namespace import START_TIMEOUT_S, Namespace
 from .pipes import Input, Output, Pipe, pump
 from .sandbox import ExecResult, SandboxError
 
+_STATUS = re.compile(rb" (\d{1,3}) (\d{1,9}) ([^\0]*)\0")
 _STATUS_BYTES = 1 << 14
 _REAP_TIMEOUT_S = 5.0
 _READ_COMMANDS = "exec -a bash /usr/bin/bash --noprofile --norc -s"
@@ -60,6 +62,8 @@ class Shell:
         # One pipe for all shells of the episode: what an earlier one started still writes to it.
         self._printed = Pipe()
         self._open = ExitStack()
+        self.pid = 0
+        """The shell's process, as numbered inside."""
         try:
             self._start(f"mkdir -p -- {shlex.quote(folder)}\n{recipe.script}", recipe.payload)
         except BaseException:
@@ -69,12 +73,12 @@ class Shell:
     def run(self, command: str, timeout_s: float) -> ExecResult:
         """As :meth:`Sandbox.exec`."""
         if self._process.poll() is not None:  # something in the sandbox has killed it
-            self._start()
+            self._restart()
         before = self._namespace.processes()
         began = time.monotonic()
         output, printed = self.output(), self._printed.into
         status = self._send(
-            f"eval {shlex.quote(command)} </dev/null >&{printed} 2>&1 {printed}>&- "
+            f"builtin eval {shlex.quote(command)} </dev/null >&{printed} 2>&1 {printed}>&- "
             f"{self._status_in}>&-",
             [output],
             began + timeout_s,
@@ -86,14 +90,14 @@ class Shell:
             return ExecResult(output.text, code, False, seconds)
         if self._process.poll() is None:
             with suppress(OSError):
-                self._folder = os.readlink(f"{self._namespace.proc}/{self._pid}/cwd")
-            self._namespace.kill(before - {self._pid})
+                self._folder = os.readlink(f"{self._namespace.proc}/{self.pid}/cwd")
+            self._namespace.kill(before - {self.pid})
             output.read_rest()
-            self._start()
+            self._restart()
             return ExecResult(output.text, None, True, seconds)
         output.read_rest()
         code = self._process.returncode
-        self._start()
+        self._restart()
         return ExecResult(output.text, code if code >= 0 else 128 - code, False, seconds)
 
     def output(self) -> Output:
@@ -133,7 +137,15 @@ class Shell:
             output.read_rest()
             raise SandboxError(f"no shell in the sandbox: {output.text.strip() or 'it ended'}")
 
+    def _restart(self) -> None:
+        try:
+            self._start()
+        except SandboxError:  # a job of the policy may end whatever enters: end the jobs
+            self._namespace.kill(set())
+            self._start()
+
     def _reap(self) -> None:
+        self._process.kill()  # a stopped shell has stopped it too
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_REAP_TIMEOUT_S)
 
@@ -143,27 +155,25 @@ class Shell:
         """Runs a line once `data` is read: its exit code and the folder then; None: no end."""
         token = secrets.token_hex(16).encode()
         status = Output(self._status, _STATUS_BYTES)
-        told: list[bytes] = []
 
-        def ended() -> bool:
-            _, found, rest = status.raw.partition(token)
-            if found and rest.endswith(b"\0"):
-                told[:] = rest[:-1].split(b" ", 3)
-            return bool(told)
+        def told() -> re.Match[bytes] | None:
+            return _STATUS.match(status.raw.partition(token)[2])
 
         assert self._process.stdin is not None
         line += (
             f'; builtin printf "%s %s %s %s\\0" {token.decode()} $? $$ "$PWD" >&{self._status_in}\n'
         )
-        script = line.encode(errors="replace").replace(b"\0", b"")
+        # The first newline ends whatever a job may have written into this pipe by way of /proc.
+        script = f"\n{line}".encode(errors="replace").replace(b"\0", b"")
         pump(
             [*outputs, status],
             Input(self._process.stdin.fileno(), data + script),
             self._ended,
             deadline,
-            until=ended,
+            until=lambda: told() is not None,
         )
-        if not told:
+        found = told()
+        if found is None:
             return None
-        self._pid = int(told[2])
-        return int(told[1]), os.fsdecode(told[3])
+        self.pid = int(found[2])
+        return int(found[1]), os.fsdecode(found[3])

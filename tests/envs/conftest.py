@@ -1,0 +1,202 @@
+"""Small tasks, sandboxes of every provider, and a real environment server."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import fields, is_dataclass, replace
+from enum import Enum
+from pathlib import Path
+from types import UnionType
+from typing import Any, get_args, get_origin
+
+import pytest
+
+from glm52_tbench2.config.compose import save_run_config
+from glm52_tbench2.config.schema import RunConfig, SandboxConfig, SandboxProvider
+from glm52_tbench2.envs.local import LocalSandbox
+from glm52_tbench2.envs.sandbox import Sandbox
+from glm52_tbench2.tasks.suite import Task, load_task
+
+PROVIDERS: dict[str, Callable[[Task, SandboxConfig], Sandbox]] = {"local": LocalSandbox}
+"""Each of these passes test_contract.py."""
+
+CONFIG = SandboxConfig(
+    provider=SandboxProvider.local,
+    max_concurrent=16,
+    command_timeout_s=20.0,
+    verifier_timeout_s=None,
+    memory_mb=None,
+    disk_mb=None,
+    max_processes=64,
+    output_bytes=10_000,
+)
+TOML = """
+[agent]
+timeout_sec = 30.0
+[verifier]
+timeout_sec = {verifier_s}
+[environment]
+memory_mb = 256
+storage_mb = 32
+"""
+# Gives 1 when /app/done is a file.
+IS_DONE = (
+    "[ -f /app/done ] && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt"
+)
+
+
+def write_task(
+    folder: Path,
+    test: str = IS_DONE,
+    dockerfile: str = "FROM debian\nWORKDIR /app\nCOPY files/ /app/\n",
+    files: dict[str, str] | None = None,
+    verifier_s: float = 20.0,
+) -> Task:
+    """A task on disk; `files` lie in its environment folder."""
+    written = {
+        "task.toml": TOML.format(verifier_s=verifier_s),
+        "instruction.md": f"Do {folder.name}.\n",
+        "environment/Dockerfile": dockerfile,
+        "solution/solve.sh": "touch /app/done\n",
+        "tests/test.sh": test,
+    }
+    written |= {f"environment/{n}": text for n, text in (files or {"files/a.txt": "a\n"}).items()}
+    for name, text in written.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return load_task(folder)
+
+
+@pytest.fixture
+def make_task(tmp_path: Path) -> Callable[..., Task]:
+    """Writes a task; arguments as of :func:`write_task`, without the folder."""
+    return lambda **fields: write_task(tmp_path / "task", **fields)
+
+
+@pytest.fixture(params=PROVIDERS)
+def start(
+    request: pytest.FixtureRequest, make_task: Callable[..., Task]
+) -> Iterator[Callable[..., Sandbox]]:
+    """start(config={...}, **task): a sandbox of the provider, closed after the test."""
+    opened: list[Sandbox] = []
+
+    def start(config: dict | None = None, **fields) -> Sandbox:
+        sandbox = PROVIDERS[request.param](make_task(**fields), replace(CONFIG, **(config or {})))
+        opened.append(sandbox)
+        return sandbox
+
+    yield start
+    for sandbox in opened:
+        sandbox.close()
+
+
+@pytest.fixture(scope="session")
+def shared_task(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    """The plain task."""
+    return write_task(tmp_path_factory.mktemp("tasks") / "plain")
+
+
+@pytest.fixture(scope="module", params=PROVIDERS)
+def sandbox(request: pytest.FixtureRequest, shared_task: Task) -> Iterator[Sandbox]:
+    """A sandbox of the plain task, shared by tests that leave it as usable as they found it."""
+    with closing(PROVIDERS[request.param](shared_task, CONFIG)) as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+def local(shared_task: Task) -> Iterator[LocalSandbox]:
+    """A local sandbox of the plain task."""
+    with closing(LocalSandbox(shared_task, CONFIG)) as sandbox:
+        yield sandbox
+
+
+def processes_inside(sandbox: LocalSandbox) -> list[int]:
+    """The sandbox's processes, as numbered on the machine."""
+    found = []
+    namespace = os.readlink(f"/proc/{sandbox._namespace.pid}/ns/pid")
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if os.readlink(f"/proc/{pid}/ns/pid") == namespace:
+                found.append(int(pid))
+        except OSError:
+            pass
+    return found
+
+
+def filled(schema: type) -> Any:
+    """A config of which no knob is missing, whatever the values: the server reads few of them."""
+    empty: dict[Any, Any] = {str: "", int: 1, float: 1.0, bool: False}
+
+    def value(kind: Any) -> Any:
+        if isinstance(kind, type) and is_dataclass(kind):
+            return filled(kind)
+        if isinstance(kind, type) and issubclass(kind, Enum):
+            return next(iter(kind))
+        return empty[kind] if kind in empty else (get_origin(kind) or type(None))()
+
+    def plain(kind: Any) -> Any:
+        return next(iter(get_args(kind))) if isinstance(kind, UnionType) else kind
+
+    return schema(**{field.name: value(plain(field.type)) for field in fields(schema)})
+
+
+class Server:
+    """A real server process of the tasks in `suite`."""
+
+    def __init__(self, run: Path, suite: Path, **sandbox) -> None:
+        self.run = run
+        config = filled(RunConfig)
+        config.data.tasks_dir = str(suite)
+        config.sandbox = replace(CONFIG, **sandbox)
+        save_run_config(config, run)
+        with closing(socket.create_server(("127.0.0.1", 0))) as free:
+            self.port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.start()
+
+    def start(self) -> None:
+        argv = ["--run", str(self.run), "--host", "127.0.0.1", "--port", str(self.port)]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "glm52_tbench2.envs.server", *argv],
+            env={**os.environ, "WANDB_API_KEY": "secret-of-the-host"},
+        )
+        while not self.healthy():
+            assert self.process.poll() is None, "the server ended"
+            time.sleep(0.05)
+
+    def healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
+                return answer.status == 200
+        except OSError:
+            return False
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Sends a signal and waits for the end; its exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(30)
+
+
+@pytest.fixture(scope="session")
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with the tasks that servers of these tests serve."""
+    folder = tmp_path_factory.mktemp("suite")
+    write_task(folder / "plain")
+    write_task(folder / "silent", test="exit 0")
+    write_task(folder / "broken", dockerfile="FROM debian\nRUN echo nonsense; false\n")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory, suite: Path) -> Iterator[Server]:
+    """A server with 16 places."""
+    server = Server(tmp_path_factory.mktemp("run"), suite, max_concurrent=16, command_timeout_s=20)
+    yield server
+    server.stop()
