@@ -4,7 +4,6 @@ Streams one tensor at a time in both directions. transformers keeps gate and up 
 where Megatron stacks them in ``linear_fc1``; everything else is renamed only.
 """
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ from safetensors import safe_open
 from torch import Tensor
 
 from glm52_tbench2.config.errors import UserError
-from glm52_tbench2.config.schema import ModelConfig
 
 from .model import PolicyModel
 
@@ -137,54 +135,6 @@ def export_hf(model: PolicyModel) -> Iterator[tuple[str, Tensor]]:
                 dist.send(mine[names].local.contiguous(), 0)
         if me == 0:
             yield from zip(names, _unite(received, len(names), entry[1]), strict=True)
-
-
-def hf_config(model: ModelConfig) -> dict[str, Any]:
-    """The entries of transformers' config.json that decide what the model computes."""
-    return {
-        "model_type": model.family.name,
-        "num_hidden_layers": model.num_layers,
-        "mlp_layer_types": ["dense"] * model.num_dense_layers
-        + ["sparse"] * (model.num_layers - model.num_dense_layers),
-        "hidden_size": model.hidden_size,
-        "intermediate_size": model.dense_ffn_size,
-        "num_attention_heads": model.num_heads,
-        "num_key_value_heads": model.num_heads,
-        "q_lora_rank": model.q_lora_rank,
-        "kv_lora_rank": model.kv_lora_rank,
-        "qk_nope_head_dim": model.qk_nope_head_dim,
-        "qk_rope_head_dim": model.qk_rope_head_dim,
-        "v_head_dim": model.v_head_dim,
-        "n_routed_experts": model.num_experts,
-        "num_experts_per_tok": model.experts_per_token,
-        "n_shared_experts": model.num_shared_experts,
-        "moe_intermediate_size": model.expert_ffn_size,
-        "routed_scaling_factor": model.router_scaling,
-        "vocab_size": model.vocab_size,
-        "rms_norm_eps": model.norm_eps,
-        "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_base},
-        "rope_interleave": True,
-        "tie_word_embeddings": False,
-    }
-
-
-def check_hf_config(model: ModelConfig, folder: Path) -> None:
-    """Raises UserError where the folder's config.json describes another model than `model`."""
-    path = folder / "config.json"
-    if not path.is_file():
-        raise UserError(f"model.path {folder} has no config.json; name a folder in HF format.")
-    written = json.loads(path.read_text())
-    for key, value in hf_config(model).items():
-        # What a file leaves out is transformers' default, which shapes and logits would betray.
-        if key in written and written[key] != value and not _same_rope(key, written[key], value):
-            raise UserError(
-                f"{path} has {key} = {written[key]}, but the model config makes it {value}; "
-                "correct conf/model or name another model.path."
-            )
-
-
-def _same_rope(key: str, written: Any, value: Any) -> bool:
-    return key == "rope_parameters" and all(written.get(k) == v for k, v in value.items())
 
 
 def _hf_names(name: str, model: PolicyModel) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.post_training.modelopt.layers import Linear
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import MLATransformerConfig
@@ -89,6 +90,18 @@ def transformer_config(model: ModelConfig, parallel: ParallelConfig) -> MLATrans
         raise UserError(
             f"parallel.context is {parallel.context}, which the trainer cannot do yet; write 1."
         )
+    if parallel.tensor > 1 and not parallel.sequence_parallel:
+        raise UserError(
+            f"parallel.tensor is {parallel.tensor}, which a mixture of experts can only do with "
+            "parallel.sequence_parallel=true."
+        )
+    if parallel.expert == 1 and parallel.expert_tensor != parallel.tensor:
+        raise UserError(
+            f"parallel.expert_tensor is {parallel.expert_tensor} beside parallel.tensor "
+            f"{parallel.tensor}: without expert parallelism Megatron does not add up the experts' "
+            f"gradients then; write parallel.expert_tensor={parallel.tensor} or raise "
+            "parallel.expert."
+        )
     dtype = getattr(torch, model.dtype.name)
     recompute: dict[str, Any] = {}
     if parallel.recompute is Recompute.full:
@@ -142,7 +155,7 @@ def transformer_config(model: ModelConfig, parallel: ParallelConfig) -> MLATrans
         pipeline_model_parallel_layout=_stages(parallel),
         expert_model_parallel_size=parallel.expert,
         expert_tensor_parallel_size=parallel.expert_tensor,
-        sequence_parallel=parallel.sequence_parallel and parallel.tensor > 1,
+        sequence_parallel=parallel.tensor > 1,
         variable_seq_lengths=True,
         # Losses come normalised over the whole batch: gradients add up over all micro-batches.
         calculate_per_token_loss=True,
@@ -190,6 +203,9 @@ def _layer_specs(config: MLATransformerConfig) -> TransformerBlockSubmodules:
         layer.submodules.pre_mlp_layernorm = RMSNorm
         attention = layer.submodules.self_attention.submodules
         attention.core_attention = PackedAttention
+        # Whole on every tensor-parallel rank. Split by columns, the rotary part of the key, which
+        # all heads share, would miss the gradient of the other ranks' heads.
+        attention.linear_q_down_proj = attention.linear_kv_down_proj = Linear
         attention.q_layernorm = attention.kv_layernorm = LatentRMSNorm
     block.layer_norm = RMSNorm
     return block

@@ -35,7 +35,11 @@ def build_optimizer(run: RunConfig, model: DistributedDataParallel) -> MegatronO
         params_dtype=model.config.params_dtype,
     )
     model.config.finalize_model_grads_func = _finalize
-    return get_megatron_optimizer(config, [model])
+    optimizer = get_megatron_optimizer(config, [model])
+    for group in optimizer.param_groups:
+        # Megatron leaves this to its scheduler, which also bends the decay over time.
+        group["weight_decay"] = optim.weight_decay * group["wd_mult"]
+    return optimizer
 
 
 def learning_rate(optim: OptimConfig, updates_done: int) -> float:

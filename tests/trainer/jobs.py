@@ -1,0 +1,132 @@
+"""What the trainer's tests run on the ranks of a trainer: functions of (run, *args).
+
+Imported in those processes alone: Megatron and what replaces CUDA for it stay out of the tests'.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from glm52_tbench2.config.schema import RunConfig
+from glm52_tbench2.rollout.batch import Sample
+from glm52_tbench2.trainer import checkpoint
+from glm52_tbench2.trainer.attention import Packed
+from glm52_tbench2.trainer.convert import export_hf, load_hf
+from glm52_tbench2.trainer.logprobs import token_scores
+from glm52_tbench2.trainer.model import PolicyModel, build_model, score, wrap
+from glm52_tbench2.trainer.optimizer import build_optimizer, learning_rate
+from glm52_tbench2.trainer.step import TrainStep
+
+Weights = dict[str, np.ndarray]
+
+
+def _weights(model: PolicyModel) -> Weights:
+    return {name: tensor.float().numpy().copy() for name, tensor in export_hf(model)}
+
+
+class Trainer:
+    """A trainer that starts from run.model.path."""
+
+    def __init__(self, run: RunConfig) -> None:
+        self.model = build_model(run)
+        wrapped = wrap(self.model)
+        load_hf(self.model, Path(run.model.path))
+        self.optimizer = build_optimizer(run, wrapped)
+        self.train = TrainStep(run, wrapped, self.optimizer)
+
+
+def logits(run: RunConfig, sequences: list[list[int]]) -> np.ndarray:
+    """Logits of packed sequences, [tokens, vocabulary]."""
+    model = build_model(run)
+    load_hf(model, Path(run.model.path))
+    tokens = torch.tensor([t for s in sequences for t in s])
+    packed = Packed.of([len(s) for s in sequences], tokens.device)
+    with torch.no_grad():
+        return model(tokens[None], None, None, packed_seq_params=packed)[0].numpy()
+
+
+def round_trip(run: RunConfig) -> Weights:
+    """The starting weights after a visit to the model."""
+    model = build_model(run)
+    load_hf(model, Path(run.model.path))
+    return _weights(model)
+
+
+def train(run: RunConfig, batches: list[list[Sample]]) -> tuple[list[Any], list[Any], Weights]:
+    """Steps 1, 2, ... on `batches`: metrics, (logp, entropy) a sample, and the weights after."""
+    trainer = Trainer(run)
+    results = [trainer.train(batch, step) for step, batch in enumerate(batches, 1)]
+    scores = [[(s.logp, s.entropy) for s in r.scores] for r in results]
+    return [r.metrics for r in results], scores, _weights(trainer.model)
+
+
+def train_non_finite(run: RunConfig, batch: list[Sample]) -> tuple[str, Weights]:
+    """What a step says about `batch`, and the weights after it."""
+    trainer = Trainer(run)
+    try:
+        trainer.train(batch, 1)
+    except RuntimeError as error:
+        return str(error), _weights(trainer.model)
+    return "", {}
+
+
+def decays(run: RunConfig) -> dict[str, float]:
+    """The weight decay of every parameter's group."""
+    trainer = Trainer(run)
+    names = {id(p): name for name, p in trainer.model.named_parameters()}
+    return {
+        names[id(p)]: group["weight_decay"]
+        for group in trainer.optimizer.param_groups
+        for p in group["params"]
+    }
+
+
+def chunked_scores(run: RunConfig, tokens: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Scores of one sequence, and the gradient of the embedding they give."""
+    model = build_model(run)
+    load_hf(model, Path(run.model.path))
+    inputs, labels = torch.tensor(tokens[:-1]), torch.tensor(tokens[1:])
+    scores = score(model, inputs, labels, Packed.of([len(inputs)], inputs.device))
+    (scores[0].sum() + scores[1].sum()).backward()
+    grad = model.embedding.word_embeddings.weight.grad
+    return scores.detach().numpy(), grad.numpy()
+
+
+def scores_and_grad(
+    run: RunConfig, logits: np.ndarray, labels: np.ndarray, grads: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """token_scores of this rank's share of the vocabulary, and its gradient."""
+    rank = torch.distributed.get_rank()
+    shards = torch.from_numpy(logits).chunk(torch.distributed.get_world_size(), dim=1)
+    shard = shards[rank].clone().requires_grad_()
+    scores = token_scores(shard, torch.from_numpy(labels), True)
+    scores.backward(torch.from_numpy(grads))
+    assert shard.grad is not None
+    return scores.detach().numpy(), shard.grad.numpy()
+
+
+def save_and_go_on(
+    run: RunConfig, run_dir: Path, batches: list[list[Sample]], save_at: list[int]
+) -> tuple[list[Any], Weights]:
+    """Trains `batches` from the newest checkpoint, else the start; saves after the steps told."""
+    trainer = Trainer(run)
+    step = checkpoint.load_latest(run_dir, trainer.model, trainer.optimizer) or 0
+    metrics = []
+    while step < len(batches):
+        step += 1
+        metrics.append(trainer.train(batches[step - 1], step).metrics)
+        if step in save_at:
+            checkpoint.save(run_dir, step, trainer.model, trainer.optimizer, keep_last=2)
+    return metrics, _weights(trainer.model)
+
+
+def newest_intact(run: RunConfig, run_dir: Path) -> int | None:
+    """The checkpoint that would be loaded."""
+    return checkpoint.newest_intact(run_dir)
+
+
+def learning_rates(run: RunConfig, updates: int) -> list[float]:
+    """The learning rate of each of the first updates."""
+    return [learning_rate(run.optim, done) for done in range(updates)]

@@ -1,0 +1,192 @@
+"""Small real parts for the trainer's tests: a run, random weights, step files, ranks."""
+
+import multiprocessing
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from glm52_tbench2.config.compose import compose, save_run_config
+from glm52_tbench2.config.identity import Identity, save_identity
+from glm52_tbench2.config.schema import RunConfig
+from glm52_tbench2.rollout.batch import Sample, Turn, batch_path, write_batch
+
+IDENTITY = "0123456789abcdef"
+SMALL = [
+    "model.num_layers=3",
+    "model.num_dense_layers=1",
+    "model.hidden_size=48",
+    "model.dense_ffn_size=64",
+    "model.num_heads=4",
+    "model.q_lora_rank=24",
+    "model.kv_lora_rank=16",
+    "model.qk_nope_head_dim=12",
+    "model.qk_rope_head_dim=8",
+    "model.v_head_dim=16",
+    "model.num_experts=8",
+    "model.experts_per_token=2",
+    "model.num_shared_experts=1",
+    "model.expert_ffn_size=32",
+    "model.router_scaling=1.8",
+    "model.vocab_size=256",
+    "model.norm_eps=1e-5",
+    "model.rope_base=10000.0",
+    "model.max_position=512",
+    "rollout.max_session_tokens=256",
+    "rollout.max_turn_tokens=64",
+    "parallel.max_tokens_per_rank=256",
+    "optim.lr=1e-2",
+    # Large against the gradients: an update is then a smooth function of them, and not their sign.
+    "optim.eps=1e-2",
+    "cluster.threads_per_trainer=1",
+]
+
+
+def small_run(*overrides: str) -> RunConfig:
+    """The smoke run, smaller still. Overrides as on the command line."""
+    return compose(["experiment=smoke", *SMALL, *overrides])
+
+
+def save_start_weights(run: RunConfig, folder: Path) -> None:
+    """A random transformers model of the run's shape, its routing biases random too."""
+    import torch
+    from transformers import Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM
+
+    from glm52_tbench2.trainer.hf import hf_config
+
+    torch.manual_seed(0)
+    config = Glm4MoeLiteConfig(**hf_config(run.model), initializer_range=0.15)
+    model = Glm4MoeLiteForCausalLM(config)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.normal_(std=0.1)
+    model.save_pretrained(folder)
+
+
+def make_batch(run: RunConfig, step: int, num_samples: int = 8, seed: int = 0) -> list[Sample]:
+    """Episodes of one to three turns of random tokens; one of them ends in an observation."""
+    rng = np.random.default_rng([seed, step])
+    samples = []
+    for number in range(num_samples):
+        prompt = int(rng.integers(5, 20))
+        spans, length = [], prompt
+        for _ in range(int(rng.integers(1, 4))):
+            start, end = length, length + int(rng.integers(3, 30))
+            spans.append((start, end))
+            length = end + int(rng.integers(2, 12))
+        if number:
+            length = spans[-1][1]
+        mask = np.zeros(length, dtype=bool)
+        for start, end in spans:
+            mask[start:end] = True
+        samples.append(
+            Sample(
+                sample_id=f"{step:06d}-{number // 4}-{number % 4}",
+                step=step,
+                group=number // 4,
+                index=number % 4,
+                task_id="files-1",
+                end_reason="length" if number == 1 else "task_complete",
+                reward=float(number % 2),
+                truncated=number == 1,
+                tokens=rng.integers(0, run.model.vocab_size, length).astype(np.int32),
+                loss_mask=mask,
+                rollout_logprobs=np.where(mask, -rng.uniform(2, 8, length), 0).astype(np.float32),
+                weight_versions=np.where(mask, step - 1, -1).astype(np.int32),
+                turns=[Turn(start, end, "stop", 0.1) for start, end in spans],
+                prompt_tokens=prompt,
+                advantage=float(rng.normal()),
+            )
+        )
+    return samples
+
+
+def make_run_dir(run: RunConfig, folder: Path, batches: int) -> Path:
+    """A run folder with the step files 1 to `batches`."""
+    folder.mkdir(parents=True)
+    save_run_config(run, folder)
+    save_identity(Identity({}, {}, {}, "", {}, IDENTITY), folder, [])
+    for step in range(1, batches + 1):
+        path = batch_path(folder, "rollouts", step)
+        write_batch(path, make_batch(run, step), IDENTITY, step)
+    return folder
+
+
+def layout(run: RunConfig, ranks: int, **parallel: Any) -> RunConfig:
+    """The run on `ranks` ranks, laid out as `parallel` says."""
+    return replace(run, parallel=replace(run.parallel, gpus_per_node=ranks, **parallel))
+
+
+class Ranks:
+    """Processes that play the ranks of a trainer, kept from test to test: they import for long."""
+
+    def __init__(self, number: int, folder: Path) -> None:
+        self._folder, self._calls = folder, 0
+        self._pipes: list[Connection] = []
+        self._processes = []
+        context = multiprocessing.get_context("spawn")
+        for rank in range(number):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs, rank))
+            process.start()
+            theirs.close()  # so that a rank sees the end of these tests, however they end
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def __call__(self, run: RunConfig, job: str, *args: Any) -> list[Any]:
+        """jobs.JOB(run, *args) on every rank of the run's layout; what each returned."""
+        size = run.parallel.nodes * run.parallel.gpus_per_node
+        self._calls += 1
+        store = self._folder / f"store-{self._calls}"
+        for pipe in self._pipes[:size]:
+            pipe.send((run, size, str(store), job, args))
+        answers = [pipe.recv() for pipe in self._pipes[:size]]
+        for error in (text for text, _ in answers if text):
+            raise AssertionError(error)
+        return [value for _, value in answers]
+
+    def close(self) -> None:
+        for pipe, process in zip(self._pipes, self._processes, strict=True):
+            pipe.send(None)
+            process.join(20)
+            process.kill()
+
+
+def _serve(pipe: Connection, rank: int) -> None:
+    from glm52_tbench2.trainer.cpu import install
+
+    install()
+    from . import jobs
+
+    while call := _next_call(pipe):
+        run, size, store, job, args = call
+        try:
+            with _connected(run, rank, size, store):
+                pipe.send(("", getattr(jobs, job)(run, *args)))
+        except BaseException:
+            pipe.send((traceback.format_exc(), None))
+
+
+def _next_call(pipe: Connection) -> Any:
+    try:
+        return pipe.recv()
+    except EOFError:
+        return None
+
+
+@contextmanager
+def _connected(run: RunConfig, rank: int, size: int, store: str) -> Iterator[None]:
+    import torch.distributed as dist
+
+    from glm52_tbench2.trainer import ranks
+
+    ranks.connect(run, dist.FileStore(store, size), rank, size)
+    try:
+        yield
+    finally:
+        ranks.disconnect()
