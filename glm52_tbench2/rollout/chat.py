@@ -64,7 +64,7 @@ class ChatLayout:
         from transformers import AutoTokenizer
 
         try:
-            tokenizer = AutoTokenizer.from_pretrained(str(model_dir))
+            tokenizer = AutoTokenizer.from_pretrained(str(model_dir), local_files_only=True)
         except (OSError, ValueError) as error:
             raise UserError(f"model.path {model_dir} holds no usable tokenizer: {error}") from error
         return cls(tokenizer, _declared_stops(model_dir))

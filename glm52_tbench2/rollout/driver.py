@@ -7,6 +7,7 @@ knows lies in the run folder, so one that is killed and started again goes on wh
 import argparse
 import asyncio
 import errno
+import importlib
 import logging
 import signal
 import sys
@@ -48,17 +49,19 @@ class Endpoints:
 
     def __init__(self, config: RunConfig, signals: Signals) -> None:
         self._config, self._signals = config, signals
-        self._engines: dict[int, tuple[str, EngineClient]] = {}
+        self._engines: dict[int, EngineClient] = {}
 
     async def engine(self, number: int) -> EngineClient:
         """The client of engine `number` modulo their count, once that engine is ready."""
         index = number % self._config.engine.num_engines
         url = await self._ready(f"engine/{index}", self._config.cluster.deadlines.engine)
-        known = self._engines.get(index)
-        if known is None or known[0] != url:
-            known = url, EngineClient(url, self._config.engine.request_timeout_s)
-            self._engines[index] = known
-        return known[1]
+        client = self._engines.get(index)
+        if client is None or client.url != url:
+            if client is not None:
+                await client.close()
+            client = EngineClient(url, self._config.engine.request_timeout_s)
+            self._engines[index] = client
+        return client
 
     async def open_sandbox(self) -> EnvSession:
         """A new session with the environment, once it is ready."""
@@ -74,6 +77,11 @@ class Endpoints:
         """Returns once every engine serves exactly `version`."""
         while await self.weights() != version:
             await asyncio.sleep(_POLL_S)
+
+    async def close(self) -> None:
+        """Closes the connections to the engines."""
+        for client in self._engines.values():
+            await client.close()
 
     async def _ready(self, key: str, deadline_s: float) -> str:
         began = perf_counter()
@@ -204,13 +212,19 @@ async def drive(run_dir: Path) -> None:
     identity = load_identity(run_dir)[0].hash
     signals = Signals.from_env()
     chat = ChatLayout.load(resolve(config.model.path))
-    driver = Driver(run_dir, config, identity, Endpoints(config, signals), chat)
+    endpoints = Endpoints(config, signals)
+    driver = Driver(run_dir, config, identity, endpoints, chat)
+    # OpenEnv takes seconds to import: now, while the engines load, not in the first episode.
+    importlib.import_module("glm52_tbench2.envs.wire")
     signals.publish("driver/ready", "1")
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, task.cancel)
-    await driver.run()
+    try:
+        await driver.run()
+    finally:
+        await endpoints.close()
 
 
 def main() -> int:

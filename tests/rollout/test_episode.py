@@ -220,7 +220,7 @@ turns = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     script=st.lists(turns, min_size=6, max_size=6),
     output=st.text(max_size=60),
