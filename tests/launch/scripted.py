@@ -1,4 +1,4 @@
-"""Runs a supervisor over scripted roles: python scripted.py RUN ROLES_JSON MAX_RESTARTS.
+"""Runs a supervisor over scripted roles: python scripted.py RUN ROLES_JSON GRACE_S.
 
 Prints "ready" once every gate is passed, then each event, then the outcome.
 """
@@ -8,7 +8,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from glm52_tbench2.config.signals import Signals
+from glm52_tbench2.launch import roles as roles_module
+from glm52_tbench2.launch import supervisor as supervisor_module
 from glm52_tbench2.launch.roles import Policy, RoleProcess, RoleSpec, State
+from glm52_tbench2.launch.run_folder import lock
 from glm52_tbench2.launch.supervisor import Ended, Supervisor
 
 SERVER = """
@@ -80,14 +84,18 @@ def supervise(run_dir: Path, specs: list[RoleSpec], **more: object) -> tuple[End
 
 
 def main() -> None:
-    run_dir, roles, max_restarts = Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
+    run_dir, roles = Path(sys.argv[1]), json.loads(sys.argv[2])
+    roles_module.GRACE_S = supervisor_module.GRACE_S = float(sys.argv[3])
+    if not any(kind == "server" for kind, _ in roles):
+        Signals.open = lambda self: None  # nothing asks the store: spare the import of torch
     specs = [
         server(code=code or SERVER)
         if kind == "server"
         else {"worker": worker, "core": core}[kind](code)
         for kind, code in roles
     ]
-    ended = Supervisor(run_dir, specs, Printer(), max_restarts=max_restarts).run()
+    with lock(run_dir) as fd:
+        ended = Supervisor(run_dir, specs, Printer(), max_restarts=2, lock_fd=fd).run()
     print(ended.text, flush=True)
     sys.exit(ended.code)
 

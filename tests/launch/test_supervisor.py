@@ -1,5 +1,6 @@
 """The supervisor over real processes: scripted roles in place of the heavy ones."""
 
+import fcntl
 import json
 import os
 import signal
@@ -12,24 +13,29 @@ from pathlib import Path
 import psutil
 import pytest
 
+from glm52_tbench2.launch.run_folder import lock
+
 from . import scripted
 from .scripted import core, helper, server, supervise, worker
 
 WORK_S = 120.0  # far above what any of this needs, so a hang fails rather than blocks
 
-LEAVES_CHILDREN = """
-import subprocess, sys, time, os, pathlib
-subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", {mark!r}])
-subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", {mark!r}],
-                 start_new_session=True)
-subprocess.run(["bash", "-c", "(setsid sleep 600 {mark} &) "], check=False)
-{then}
+SLEEPS = '[sys.executable, "-c", "import time; time.sleep(600)", {mark!r}]'
+# A child, one in a session of its own, and one whose parent has gone.
+LEAVES_CHILDREN = f"""
+import os, subprocess, sys
+subprocess.Popen({SLEEPS})
+subprocess.Popen({SLEEPS}, start_new_session=True)
+if os.fork() == 0:
+    subprocess.Popen({SLEEPS}, start_new_session=True)
+    os._exit(0)
+{{then}}
 """
 
 
 @pytest.fixture
 def mark(tmp_path: Path) -> str:
-    """A word to find this test's processes by."""
+    """A word to find this test's processes by: role, guard and, in the background, supervisor."""
     return f"mark-{tmp_path.name}-{os.getpid()}"
 
 
@@ -44,6 +50,10 @@ def marked(mark: str) -> list[psutil.Process]:
     return found
 
 
+def gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
 def wait_until(condition) -> None:
     until = time.monotonic() + WORK_S
     while not condition():
@@ -56,14 +66,14 @@ def background(tmp_path: Path) -> Iterator:
     """Starts a supervisor of its own process over (kind, code) roles."""
     started: list[subprocess.Popen] = []
 
-    def start(*roles: tuple[str, str], max_restarts: int = 2) -> subprocess.Popen:
+    def start(*roles: tuple[str, str], grace_s: float = 8.0) -> subprocess.Popen:
         process = subprocess.Popen(
             [
                 sys.executable,
                 scripted.__file__,
                 str(tmp_path),
                 json.dumps(roles),
-                str(max_restarts),
+                str(grace_s),
             ],
             stdout=subprocess.PIPE,
             text=True,
@@ -198,7 +208,10 @@ def test_a_server_that_dies_is_restarted_and_published_again(tmp_path):
         "from urllib.request import urlopen\n"
         "s = Signals.from_env(); s.wait('env/0', 60)\n"
         f"pathlib.Path({str(tmp_path / 'go')!r}).touch()\n"
-        "while s.get('env/0') is not None: time.sleep(0.02)\n"
+        "until = time.monotonic() + 60\n"
+        "while s.get('env/0') is not None:\n"
+        "    time.sleep(0.02)\n"
+        "    assert time.monotonic() < until\n"
         "sys.exit(urlopen(s.wait('env/0', 60) + '/health').status != 200)"
     )
     ended, recorder = supervise(tmp_path, [server(code=dies), worker(client)])
@@ -274,23 +287,52 @@ def test_a_role_that_ignores_being_asked_is_killed(tmp_path, mark, monkeypatch):
 
 def test_killing_the_supervisor_leaves_nothing(background, mark):
     code = LEAVES_CHILDREN.format(mark=mark, then="import time; time.sleep(600)")
-    process = background(("server", ""), ("worker", code), ("core", code))
-    wait_until(lambda: len(marked(mark)) >= 8)
+    process = background(("worker", code), ("core", code))
+    wait_until(lambda: len(marked(mark)) >= 11)
     tree = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     process.wait()
     wait_until(lambda: not marked(mark))
-    wait_until(lambda: not any(p.is_running() and p.status() != "zombie" for p in tree))
+    wait_until(lambda: all(gone(p) for p in tree))
 
 
-def test_killing_a_guard_leaves_nothing(background, mark):
+def test_killing_a_guard_leaves_nothing_beside_the_roles_next_start(background, mark):
     code = LEAVES_CHILDREN.format(mark=mark, then="import time; time.sleep(600)")
-    process = background(("worker", code), max_restarts=0)
-    wait_until(lambda: len(marked(mark)) >= 4)
+    process = background(("worker", code))
+    assert process.stdout.readline() == "ready\n"
+    wait_until(lambda: len(marked(mark)) >= 6)
+    before = {p.pid for p in marked(mark)} - {process.pid}
     (guard,) = psutil.Process(process.pid).children()
     guard.kill()
-    assert process.wait(WORK_S) == 1
-    assert marked(mark) == []
+    wait_until(lambda: len({p.pid for p in marked(mark)} - before) >= 5)
+    assert not {p.pid for p in marked(mark)} & before
+
+
+def test_the_folder_stays_locked_until_the_last_role_of_a_killed_supervisor_is_gone(
+    background, tmp_path
+):
+    process = background(("worker", "import time; time.sleep(600)"))
+    assert process.stdout.readline() == "ready\n"
+    (guard,) = psutil.Process(process.pid).children()
+    guard.suspend()
+    process.kill()
+    process.wait()
+    with (tmp_path / ".lock").open() as file, pytest.raises(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    guard.resume()
+    with lock(tmp_path):
+        assert gone(guard)
+
+
+def test_killing_the_guard_and_the_supervisor_at_once_ends_the_role(background, mark):
+    process = background(("worker", f"import time; time.sleep(600) #{mark}"))
+    assert process.stdout.readline() == "ready\n"
+    wait_until(lambda: len(marked(mark)) >= 2)
+    (guard,) = psutil.Process(process.pid).children()
+    process.send_signal(signal.SIGSTOP)
+    guard.kill()
+    process.kill()
+    wait_until(lambda: not marked(mark))
 
 
 @pytest.mark.parametrize(
@@ -298,7 +340,7 @@ def test_killing_a_guard_leaves_nothing(background, mark):
 )
 def test_a_signal_stops_every_role(background, mark, number, code):
     body = LEAVES_CHILDREN.format(mark=mark, then="import time; time.sleep(600)")
-    process = background(("server", ""), ("worker", body))
+    process = background(("worker", body))
     assert process.stdout.readline() == "ready\n"
     process.send_signal(number)
     assert process.wait(WORK_S) == code
@@ -312,7 +354,7 @@ def test_a_second_ctrl_c_does_not_wait_for_deaf_roles(background, mark, tmp_path
         f"signal.signal(signal.SIGTERM, told); print({mark!r}, flush=True)\n"
         "while True: time.sleep(1)"
     )
-    process = background(("worker", deaf))
+    process = background(("worker", deaf), grace_s=600.0)
     assert process.stdout.readline() == "ready\n"
     wait_until(lambda: mark in (tmp_path / "logs/driver.log").read_text())
     process.send_signal(signal.SIGINT)
