@@ -29,6 +29,7 @@ POLL_S = 1.0
 _QUIET: dict[str, Any] = {
     "console": "off",
     "disable_git": True,
+    "host": "undisclosed",
     "save_code": False,
     "silent": True,
     "x_disable_machine_info": True,
@@ -105,7 +106,7 @@ def _record(line: bytes) -> dict[str, Any] | None:
 
 def _start(run_dir: Path, config: RunConfig) -> Any:
     import wandb
-    from wandb.errors import CommError, UsageError
+    from wandb.errors import AuthenticationError, UsageError
 
     identity = dict(RunFiles(run_dir, config).identity)
     identity.pop("config", None)  # said by the config itself
@@ -121,7 +122,7 @@ def _start(run_dir: Path, config: RunConfig) -> Any:
             config={**_knobs(config), "identity": identity},
             settings=wandb.Settings(**_QUIET),
         )
-    except (UsageError, CommError) as error:
+    except (UsageError, AuthenticationError) as error:
         raise UserError(
             f"wandb cannot be used with tracking.wandb={config.tracking.wandb.value} ({error}); "
             "set WANDB_API_KEY in the environment, or write tracking.wandb=offline."
@@ -140,7 +141,10 @@ def _knobs(config: RunConfig) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Exit code: 0 the run finished or is not tracked, 2 bad input, 143 stopped and flushed."""
+    """Exit code: 0 the run finished or is not tracked, 2 bad input, 143 stopped and flushed.
+
+    Anything else, as wandb's server not answering, is worth another try.
+    """
     parser = argparse.ArgumentParser(prog="python -m glm52_tbench2.analysis.track")
     parser.add_argument("--run", type=Path, required=True, help="run folder")
     run_dir = parser.parse_args().run

@@ -11,13 +11,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from tokenizers import Tokenizer
 from wandb.proto import wandb_internal_pb2
 
-from glm52_tbench2.analysis.track import follow, run_id
+from glm52_tbench2.analysis.track import follow, run_id, track
 from glm52_tbench2.config import metrics_log
 from glm52_tbench2.config.paths import ROOT
 
@@ -147,6 +147,34 @@ def test_a_run_is_known_by_its_folder_its_knobs_and_its_identity(tracked: Path) 
     assert found.config["rollout.prompts_per_step"] == 8
     assert found.config["clip.correction"] == "tis"
     assert found.config["identity"]["hash"] == "0123456789abcdef"
+
+
+def test_wandb_is_told_nothing_of_the_machine(tracked: Path) -> None:
+    found = kept(folders(tracked)[1])
+    assert not found.run.HasField("git")
+    assert found.run.host == "undisclosed"
+    assert not list(tracked.rglob("wandb-metadata.json"))
+    assert not list(tracked.rglob("requirements.txt"))
+    assert not list(tracked.rglob("output.log"))
+
+
+def test_a_resumed_online_run_is_not_given_what_it_has(
+    finished_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Resumed:
+        starting_step = 50
+        logged: ClassVar[list[int]] = []
+
+        def log(self, record: dict[str, Any], step: int) -> None:
+            self.logged.append(step)
+
+        def finish(self, exit_code: int) -> None:
+            assert exit_code == 0
+
+    monkeypatch.setattr("glm52_tbench2.analysis.track._start", lambda *_: Resumed())
+    track(finished_run, threading.Event())
+    lines = (finished_run / "metrics.jsonl").read_text().count("\n")
+    assert Resumed.logged == list(range(50, lines))
 
 
 def test_no_secret_of_the_environment_is_kept(tracked: Path) -> None:
