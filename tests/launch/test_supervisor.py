@@ -253,7 +253,7 @@ def test_a_helper_that_fails_does_not_fail_the_run(tmp_path):
 
 def test_a_worker_that_ends_before_the_last_step_is_not_taken_for_success(tmp_path):
     ended, _ = supervise(
-        tmp_path, [worker("pass"), core("import time; time.sleep(600)")], max_restarts=0
+        tmp_path, [worker("pass"), core("import time; time.sleep(20)")], max_restarts=0
     )
     assert ended.code == 1
     assert "driver ended before the last step was trained" in ended.text
