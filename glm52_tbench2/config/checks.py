@@ -173,11 +173,13 @@ def _stages(config: RunConfig) -> list[str]:
     if model.family is not ModelFamily.glm_moe_dsa:
         return []
     starts = [1 + sum(layers[:stage]) for stage in range(len(layers))]
+    wrong = [start for start in starts if start not in model.index_layers]
+    if not wrong:
+        return []
     return [
-        f"parallel.pipeline_layers {layers}: stage {stage} starts at layer {start}, which computes "
-        f"no indices of its own; start it at one of model.index_layers {model.index_layers}."
-        for stage, start in enumerate(starts, 1)
-        if start not in model.index_layers
+        f"parallel.pipeline_layers {layers} starts a stage at layer {', '.join(map(str, wrong))}, "
+        "which computes no indices of its own; start every stage at one of model.index_layers "
+        f"{model.index_layers}."
     ]
 
 

@@ -56,7 +56,9 @@ def checked(composed: DictConfig) -> RunConfig:
 def typed(composed: DictConfig) -> RunConfig:
     """Resolves interpolations and types every value. Raises UserError."""
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(RunConfig), composed)
+        # A plain container, because an override with + has let unknown keys into `composed`.
+        plain = OmegaConf.create(OmegaConf.to_container(composed))
+        merged = OmegaConf.merge(OmegaConf.structured(RunConfig), plain)
         OmegaConf.resolve(merged)
         config = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
@@ -146,10 +148,13 @@ def explain(error: Exception) -> str:
         key = re.search(r"full_key: (\S+)", text)
         name = key[1] if key else found[1]
         return f"There is no knob '{name}'{_nearest(name, _known_keys()) or '.'}"
+    reason = next(
+        line for line in text.splitlines() if line.strip() and "Error merging override" not in line
+    )
+    reason = reason.strip().rstrip(".")
     if key := re.search(r"full_key: (\S+)", text):
-        first = text.strip().splitlines()[0].rstrip(".")
-        return f"{key[1]}: {first[0].lower() + first[1:]}."
-    return text.strip().splitlines()[0]
+        return f"{key[1]}: {reason[0].lower() + reason[1:]}."
+    return f"{reason}."
 
 
 def _groups() -> list[str]:
