@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..config.schema import Device, RunConfig, WandbMode
+from ..engines.launch import scratch_dir
 from .ports import fabric_address
 from .roles import Policy, RoleSpec
 
@@ -69,6 +70,7 @@ def _engines(config: RunConfig, run_dir: Path, interface: str) -> Iterator[RoleS
             deadline_s=config.cluster.deadlines.engine,
             health="/health",
             port=given_port(config, index),
+            scratch=scratch_dir(run_dir, index),
             numbered=True,
         )
 
@@ -79,7 +81,7 @@ def _trainers(config: RunConfig, run_dir: Path, interface: str) -> Iterator[Role
         yield RoleSpec(
             role="trainer",
             index=rank,
-            command=_module("trainer", run_dir),
+            command=_module("trainer.main", run_dir),
             policy=Policy.core,
             env={
                 **_threads(config.cluster.threads_per_trainer),

@@ -1,6 +1,7 @@
 """What a role is, and one role's process."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -63,6 +64,8 @@ class RoleSpec:
     """Not a server: the signal it publishes once it is ready. Neither: ready when started."""
     port: int | None = None
     """A server's fixed port; None: a free one."""
+    scratch: Path | None = None
+    """Folder it makes outside of the run folder; removed when it has ended."""
     numbered: bool = False
     """Several of the kind may run, so its name carries the index."""
 
@@ -163,7 +166,7 @@ class RoleProcess:
         if self._process is None or (code := self._process.poll()) is None:
             return None
         self._process = None
-        self.kill()
+        self._clean_up()
         return code
 
     def is_ready(self, signals: Signals) -> bool:
@@ -197,8 +200,13 @@ class RoleProcess:
         except subprocess.TimeoutExpired:
             return False
         self._process = None
-        self.kill()
+        self._clean_up()
         return True
+
+    def _clean_up(self) -> None:
+        self.kill()  # for the lifeline's end that is ours
+        if self.spec.scratch is not None:
+            shutil.rmtree(self.spec.scratch, ignore_errors=True)
 
     def last_lines(self, count: int = 12) -> list[str]:
         """The end of what its latest start wrote."""

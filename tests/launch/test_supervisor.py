@@ -275,6 +275,14 @@ def test_what_a_role_leaves_behind_is_gone_when_it_ends(tmp_path, mark):
     assert marked(mark) == []
 
 
+def test_a_roles_folder_elsewhere_is_removed_with_it(tmp_path):
+    scratch = tmp_path / "scratch"
+    makes = f"import pathlib; pathlib.Path({str(scratch)!r}, 'socket').parent.mkdir()"
+    ended, _ = supervise(tmp_path, [core(makes, scratch=scratch)])
+    assert ended.code == 0, ended.text
+    assert not scratch.exists()
+
+
 def test_a_role_that_ignores_being_asked_is_killed(tmp_path, mark, monkeypatch):
     monkeypatch.setattr("glm52_tbench2.launch.roles.GRACE_S", 0.5)
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + scripted.SERVER
