@@ -20,6 +20,7 @@ import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.optimizer import MegatronOptimizer
+from torch.distributed.checkpoint.api import CheckpointException
 
 from glm52_tbench2.config.errors import UserError
 from glm52_tbench2.config.files import atomic_write_bytes
@@ -65,7 +66,7 @@ def save(
             atomic_write_bytes(folder / STABLE, json.dumps(stable, indent=1).encode())
             _prune(run_dir, keep_last)
         dist.barrier()
-    except Exception as error:
+    except (Exception, CheckpointException) as error:
         if not disk_full(error):
             raise
         if dist.get_rank() == 0:

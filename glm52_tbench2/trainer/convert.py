@@ -93,21 +93,18 @@ def load_hf(model: PolicyModel, folder: Path) -> None:
     Raises UserError for a missing tensor, one of another shape, or layers the model lacks.
     """
     files = _index(folder)
-    try:
-        for weight in local_weights(model):
-            parts = [_read_shard(weight, name, files, folder) for name in weight.names]
-            weight.local.copy_(torch.cat(parts) if len(parts) > 1 else parts[0])
-    finally:
-        # Files stay open while the weights stream: a handle maps its file once.
-        for handle in set(files.values()):
-            handle.__exit__(None, None, None)
+    for weight in local_weights(model):
+        parts = [_read_shard(weight, name, files, folder) for name in weight.names]
+        weight.local.copy_(torch.cat(parts) if len(parts) > 1 else parts[0])
 
 
-def export_hf(model: PolicyModel) -> Iterator[tuple[str, Tensor]]:
+def export_hf(model: PolicyModel, folder: Path) -> Iterator[tuple[str, Tensor]]:
     """Yields (name, tensor) for every tensor of transformers' format, on rank 0.
 
-    A collective: all ranks must exhaust it, and on the others it yields nothing. Shards travel to
-    rank 0 one at a time. The tensors may share memory with the model: copy what outlives a step.
+    What the starting weights in `folder` have and the model lacks, as a layer that predicts several
+    tokens, comes from there as it is. A collective: all ranks must exhaust it, and on the others it
+    yields nothing. Shards travel to rank 0 one at a time. The tensors may share memory with the
+    model: copy what outlives a step.
     """
     weights = local_weights(model)
     me = dist.get_rank()
@@ -121,6 +118,7 @@ def export_hf(model: PolicyModel) -> Iterator[tuple[str, Tensor]]:
         for entry in entries:
             sources.setdefault(entry[0], {}).setdefault(entry[2], (rank, entry))
     mine = {w.names: w for w in weights}
+    untrained = {} if me else _index(folder)
     for names, shards in sources.items():
         received = []
         for _, (rank, entry) in sorted(shards.items()):
@@ -135,6 +133,9 @@ def export_hf(model: PolicyModel) -> Iterator[tuple[str, Tensor]]:
                 dist.send(mine[names].local.contiguous(), 0)
         if me == 0:
             yield from zip(names, _unite(received, len(names), entry[1]), strict=True)
+            for name in names:
+                untrained.pop(name, None)
+    yield from ((name, file.get_tensor(name)) for name, file in untrained.items())
 
 
 def _hf_names(name: str, model: PolicyModel) -> tuple[str, ...]:
@@ -153,12 +154,13 @@ def _hf_names(name: str, model: PolicyModel) -> tuple[str, ...]:
 
 
 def _index(folder: Path) -> dict[str, Any]:
+    """Tensor -> the open file that has it; files are mapped into memory, not read."""
     paths = sorted(folder.glob("*.safetensors"))
     if not paths:
         raise UserError(f"model.path {folder} holds no *.safetensors file.")
     files: dict[str, Any] = {}
     for path in paths:
-        handle = safe_open(path, framework="pt").__enter__()
+        handle = safe_open(path, framework="pt")
         files |= dict.fromkeys(handle.keys(), handle)
     return files
 

@@ -22,8 +22,9 @@ from glm52_tbench2.trainer.step import TrainStep
 Weights = dict[str, np.ndarray]
 
 
-def _weights(model: PolicyModel) -> Weights:
-    return {name: tensor.float().numpy().copy() for name, tensor in export_hf(model)}
+def _weights(run: RunConfig, model: PolicyModel) -> Weights:
+    tensors = export_hf(model, Path(run.model.path))
+    return {name: tensor.float().numpy().copy() for name, tensor in tensors}
 
 
 class Trainer:
@@ -51,7 +52,7 @@ def round_trip(run: RunConfig) -> Weights:
     """The starting weights after a visit to the model."""
     model = build_model(run)
     load_hf(model, Path(run.model.path))
-    return _weights(model)
+    return _weights(run, model)
 
 
 def train(run: RunConfig, batches: list[list[Sample]]) -> tuple[list[Any], list[Any], Weights]:
@@ -59,7 +60,7 @@ def train(run: RunConfig, batches: list[list[Sample]]) -> tuple[list[Any], list[
     trainer = Trainer(run)
     results = [trainer.train(batch, step) for step, batch in enumerate(batches, 1)]
     scores = [[(s.logp, s.entropy) for s in r.scores] for r in results]
-    return [r.metrics for r in results], scores, _weights(trainer.model)
+    return [r.metrics for r in results], scores, _weights(run, trainer.model)
 
 
 def train_non_finite(run: RunConfig, batch: list[Sample]) -> tuple[str, Weights]:
@@ -68,7 +69,7 @@ def train_non_finite(run: RunConfig, batch: list[Sample]) -> tuple[str, Weights]
     try:
         trainer.train(batch, 1)
     except RuntimeError as error:
-        return str(error), _weights(trainer.model)
+        return str(error), _weights(run, trainer.model)
     return "", {}
 
 
@@ -119,7 +120,7 @@ def save_and_go_on(
         metrics.append(trainer.train(batches[step - 1], step).metrics)
         if step in save_at:
             checkpoint.save(run_dir, step, trainer.model, trainer.optimizer, keep_last=2)
-    return metrics, _weights(trainer.model)
+    return metrics, _weights(run, trainer.model)
 
 
 def newest_intact(run: RunConfig, run_dir: Path) -> int | None:

@@ -63,6 +63,18 @@ def test_a_round_trip_through_two_ranks_changes_no_bit(ranks, run, start_weights
         np.testing.assert_array_equal(found[0][name], tensor.numpy(), err_msg=name)
 
 
+def test_a_layer_the_model_lacks_is_handed_on_as_it_is(ranks, run, start_weights, tmp_path):
+    tensors = load_file(start_weights / "model.safetensors")
+    tensors["model.layers.3.eh_proj.weight"] = torch.randn(48, 96)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with_it = replace(run, model=replace(run.model, path=str(tmp_path)))
+    (found,) = ranks(with_it, "round_trip")
+    assert found.keys() == tensors.keys()
+    np.testing.assert_array_equal(
+        found["model.layers.3.eh_proj.weight"], tensors["model.layers.3.eh_proj.weight"]
+    )
+
+
 def test_a_missing_tensor_is_named(ranks, run, start_weights, tmp_path):
     tensors = load_file(start_weights / "model.safetensors")
     del tensors["model.layers.1.mlp.experts.3.up_proj.weight"]

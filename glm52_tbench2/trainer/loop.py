@@ -1,0 +1,259 @@
+"""The trainer's loop: weights to the engines, a batch from the driver, a step, and again.
+
+Files are the queue: the loop trains rollouts/step_N in order, whether the driver has just written
+it or a run before the last kill has. What it needs to go on after a kill is in the run folder.
+"""
+
+import logging
+import shutil
+import time
+from contextlib import suppress
+from pathlib import Path
+from time import perf_counter
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch.distributed as dist
+
+from glm52_tbench2.config import metrics_log
+from glm52_tbench2.config.errors import UserError
+from glm52_tbench2.config.files import atomic_path
+from glm52_tbench2.config.identity import load_identity
+from glm52_tbench2.config.paths import resolve
+from glm52_tbench2.config.schema import RunConfig, WeightTransport
+from glm52_tbench2.config.signals import Signals
+from glm52_tbench2.engines import weights
+from glm52_tbench2.engines.client import EngineError
+from glm52_tbench2.rollout.batch import (
+    SCHEMA_VERSION,
+    CorruptBatchError,
+    ForeignBatchError,
+    Sample,
+    batch_path,
+    read_batch,
+)
+
+from . import checkpoint, ranks
+from .convert import export_hf, load_hf
+from .hf import check_hf_config
+from .microbatch import Scores
+from .model import build_model, wrap
+from .optimizer import build_optimizer
+from .step import TrainStep
+
+_POLL_S = 0.05
+# Other ranks wait inside a collective, which must not time out during a long rollout.
+_REPORT_S = 60.0
+_RETRY_S = 2.0
+
+log = logging.getLogger(__name__)
+
+
+class BatchDamaged(Exception):
+    """A step file cannot be read and was moved aside.
+
+    The driver may be past it and would not look again: only a restart of the job makes it anew.
+    """
+
+
+class TrainingLoop:
+    """One rank of a run's trainer, from start-up to the last step."""
+
+    def __init__(self, run_dir: Path, run: RunConfig, rank: int, world_size: int) -> None:
+        """Builds the model and fills it from the newest checkpoint, else from run.model.path.
+
+        Raises UserError, SignalsLost.
+        """
+        started = perf_counter()
+        if run.engine.num_engines and run.engine.transport is not WeightTransport.disk:
+            raise UserError(
+                f"engine.transport is {run.engine.transport.name}, which the trainer cannot do "
+                "yet; write engine.transport=disk."
+            )
+        self.run_dir, self.config, self.rank = run_dir, run, rank
+        self.identity = load_identity(run_dir)[0].hash
+        self.signals = Signals.from_env()
+        ranks.connect(run, dist.PrefixStore("trainer", self.signals.store), rank, world_size)
+        self.start_weights = resolve(run.model.path)
+        check_hf_config(run.model, self.start_weights)
+        self.model = build_model(run)
+        wrapped = wrap(self.model)
+        optimizer = build_optimizer(run, wrapped)
+        found = checkpoint.load_latest(run_dir, self.model, optimizer)
+        if found is None:
+            load_hf(self.model, self.start_weights)
+            optimizer.reload_model_params()
+        self.optimizer, self.train_step = optimizer, TrainStep(run, wrapped, optimizer)
+        self.step = found or 0
+        """Steps trained, which is the version of the weights."""
+        self.recorded = self._recorded()
+        """The last of the batches that follow and were there at start-up."""
+        log.info("ready at step %d after %.1f s", self.step, perf_counter() - started)
+
+    def run(self) -> None:
+        """Until the last step is trained.
+
+        Raises UserError, BatchDamaged, SignalsLost, EngineError, TimeoutError.
+        """
+        try:
+            if self.rank == 0:
+                self.signals.publish("trainer/ready", "1")
+            self._push()
+            while self.step < self.config.steps:
+                self._train_next()
+            if self.rank == 0:
+                self.signals.publish("done", "1")
+            ranks.disconnect()
+        except OSError as error:
+            if not checkpoint.disk_full(error):
+                raise
+            raise UserError(
+                f"The disk of {self.run_dir} or of engine.weights_dir is full at step "
+                f"{self.step}; nothing was half-written. Free some space, then resume the run."
+            ) from error
+
+    def _train_next(self) -> None:
+        """Waits for the next batch, trains it, and hands the new weights out."""
+        step, started = self.step + 1, perf_counter()
+        batch = self._next_batch(step)
+        waited = perf_counter() - started
+        ranks.seed(self.config.seed, step)
+        result = self.train_step(batch, step)
+        self.step = step
+        self._write_scores(batch, result.scores)
+        push_s = self._push()
+        metrics = {
+            **result.metrics,
+            "time/train_wait": waited,
+            "time/train_push": push_s,
+            "time/train_step": perf_counter() - started,
+        }
+        # Before the checkpoint: a run that goes on from there would not come back for them.
+        self._log_metrics(metrics)
+        if step % self.config.checkpoint.every == 0 or step == self.config.steps:
+            saving = perf_counter()
+            checkpoint.save(
+                self.run_dir, step, self.model, self.optimizer, self.config.checkpoint.keep_last
+            )
+            self._log_metrics({**metrics, "time/train_checkpoint": perf_counter() - saving})
+
+    # --- batches -------------------------------------------------------------------------------
+
+    def _recorded(self) -> int:
+        step = self.step
+        while batch_path(self.run_dir, "rollouts", step + 1).exists():
+            step += 1
+        found = [step]
+        dist.broadcast_object_list(found, src=0)
+        return found[0]
+
+    def _next_batch(self, step: int) -> list[Sample]:
+        path = batch_path(self.run_dir, "rollouts", step)
+        found = [False]
+        while not found[0]:
+            if self.rank == 0:
+                found[0] = _appears(path, _REPORT_S)
+            dist.broadcast_object_list(found, src=0)
+        while not _appears(path, _REPORT_S):
+            log.info("%s is there on rank 0 and not here yet", path)
+        try:
+            return read_batch(path, self.identity, step)
+        except CorruptBatchError as error:
+            aside = path.with_name(f"{path.name}.corrupt")
+            with suppress(FileNotFoundError):
+                path.replace(aside)
+            raise BatchDamaged(f"{error}; moved to {aside.name}, to be made again.") from error
+        except ForeignBatchError as error:
+            raise UserError(f"{error}; move it away or start a new run.") from error
+
+    # --- results -------------------------------------------------------------------------------
+
+    def _write_scores(self, batch: list[Sample], scores: list[Scores]) -> None:
+        if self.rank != 0:
+            return
+        table = pa.table(
+            {
+                "sample_id": pa.array([s.sample_id for s in batch], pa.string()),
+                "trainer_logprobs": pa.array([s.logp for s in scores], pa.list_(pa.float32())),
+                "entropy": pa.array([s.entropy for s in scores], pa.list_(pa.float32())),
+            }
+        ).replace_schema_metadata(
+            {
+                "schema_version": SCHEMA_VERSION,
+                "identity": self.identity,
+                "step": str(self.step),
+            }
+        )
+        with atomic_path(batch_path(self.run_dir, "train", self.step)) as temporary:
+            pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
+
+    def _log_metrics(self, metrics: dict[str, float]) -> None:
+        if self.rank == 0:
+            metrics_log.append(self.run_dir, self.step, "trainer", metrics)
+
+    # --- weights -------------------------------------------------------------------------------
+
+    def _push(self) -> float:
+        """Makes every engine serve the weights and says so; seconds it took.
+
+        Not while batches of a run before the last kill are trained again: no engine needs the
+        versions in between, and one that serves a later version must not be taken back.
+        """
+        if self.step < self.recorded:
+            return 0.0
+        started = perf_counter()
+        if self.config.engine.num_engines:
+            self._update_engines()
+        if self.rank == 0:
+            self.signals.publish("weights/version", str(self.step))
+        return perf_counter() - started
+
+    def _update_engines(self) -> None:
+        folder = weights.weights_dir(self.config, self.run_dir)
+        if self.rank == 0:
+            # Once they are ready, no engine is loading what is removed here.
+            self._engine_urls()
+            for version in folder.glob("version_*"):
+                # Of batches that were lost since: an engine that restarts must not go back there.
+                if int(version.name.removeprefix("version_")) > self.step:
+                    shutil.rmtree(version)
+        if self.step == 0:
+            served = self.start_weights
+        else:
+            tensors = export_hf(self.model, self.start_weights)
+            if self.rank != 0:
+                for _ in tensors:
+                    pass
+                return
+            served = weights.publish(folder, tensors, self.start_weights, self.step)
+        if self.rank == 0:
+            self._push_to_all(served)
+
+    def _push_to_all(self, folder: Path) -> None:
+        """Pushes until every engine serves the version, one that restarts in between included."""
+        until = time.monotonic() + self.config.cluster.deadlines.engine
+        while True:
+            try:
+                weights.push(self._engine_urls(), folder, self.step, self.config.rollout.pause_mode)
+                return
+            except EngineError as error:
+                if time.monotonic() > until:
+                    raise
+                log.warning("%s; trying again", error)
+                time.sleep(_RETRY_S)
+
+    def _engine_urls(self) -> list[str]:
+        deadline_s = self.config.cluster.deadlines.engine
+        return [
+            self.signals.wait(f"engine/{number}", deadline_s)
+            for number in range(self.config.engine.num_engines)
+        ]
+
+
+def _appears(path: Path, timeout_s: float) -> bool:
+    until = time.monotonic() + timeout_s
+    while not path.exists():
+        if time.monotonic() > until:
+            return False
+        time.sleep(_POLL_S)
+    return True

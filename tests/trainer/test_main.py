@@ -1,0 +1,306 @@
+"""The trainer role as a supervisor starts it: real processes, a real store, recorded batches."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from glm52_tbench2.config import metrics_log
+from glm52_tbench2.config.paths import ROOT
+from glm52_tbench2.config.schema import RunConfig
+from glm52_tbench2.config.signals import STORE_VARIABLE, Signals
+from glm52_tbench2.rollout.batch import batch_path, read_columns, write_batch
+
+from .parts import IDENTITY, layout, make_batch, make_run_dir
+
+TIMEOUT_S = 240.0
+ROLE = "glm52_tbench2.trainer.main"
+
+
+def four_steps(run: RunConfig) -> RunConfig:
+    return replace(run, steps=4, checkpoint=replace(run.checkpoint, every=2, keep_last=1))
+
+
+@contextmanager
+def trainer(
+    run_dir: Path, ranks: int = 1, inside: Sequence[str] = ()
+) -> Iterator[tuple[Signals, list[subprocess.Popen]]]:
+    """The role's processes under a store of their own; killed in the end.
+
+    `inside`: a command that runs the command which follows it.
+    """
+    signals, address = Signals.serve("127.0.0.1")
+    signals.open()
+    processes = []
+    try:
+        for rank in range(ranks):
+            env = {
+                **os.environ,
+                STORE_VARIABLE: address,
+                "RANK": str(rank),
+                "WORLD_SIZE": str(ranks),
+                "LOCAL_RANK": str(rank),
+            }
+            processes.append(
+                subprocess.Popen(
+                    [*inside, sys.executable, "-m", ROLE, "--run", str(run_dir)],
+                    env=env,
+                    cwd=ROOT,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+        yield signals, processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+class Engine:
+    """An engine's endpoints of a weight update. The first update fails, as in a restart."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.folders: list[Path] = []
+        self.served = "none"
+        engine = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                engine.calls.append(self.path)
+                if "model_path" in body:
+                    if len(engine.calls) < 4:
+                        return self.answer(503, {})
+                    engine.served = body["weight_version"]
+                    engine.folders.append(Path(body["model_path"]))
+                self.answer(200, {})
+
+            def do_GET(self) -> None:
+                self.answer(200, {"weight_version": engine.served})
+
+            def answer(self, status: int, body: dict) -> None:
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(json.dumps(body).encode())
+
+            def log_message(self, *args) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+
+def until(condition, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        if process.poll() is not None:
+            raise AssertionError(f"ended with {process.returncode}: {process.stderr.read()}")
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def finish(processes: list[subprocess.Popen]) -> list[str]:
+    """What each process wrote to stderr; all must end with 0."""
+    told = [process.communicate(timeout=TIMEOUT_S)[1] for process in processes]
+    assert [p.returncode for p in processes] == [0] * len(processes), told
+    return told
+
+
+def metrics(run_dir: Path) -> dict[int, dict[str, float]]:
+    return {
+        step: {name: value for name, value in found.items() if not name.startswith("time/")}
+        for step, found in metrics_log.read(run_dir)["trainer"].items()
+    }
+
+
+def scores(run_dir: Path, step: int):
+    names = ["sample_id", "trainer_logprobs", "entropy"]
+    table = pq.read_table(batch_path(run_dir, "train", step))
+    assert table.column_names == names
+    return table.to_pydict()
+
+
+def tensor_files(run_dir: Path, step: int) -> dict[str, str]:
+    """Name -> sha256 of the files that hold a checkpoint's weights and optimizer state."""
+    stable = run_dir / "checkpoints" / f"step_{step:06d}" / "STABLE"
+    files = json.loads(stable.read_text())["files"]
+    return {name: about["sha256"] for name, about in files.items() if name.endswith(".distcp")}
+
+
+@pytest.fixture(scope="module")
+def whole(run, tmp_path_factory):
+    """A run of four recorded steps, trained without a break, and the versions it announced."""
+    run_dir = make_run_dir(four_steps(run), tmp_path_factory.mktemp("whole") / "run", 4)
+    with trainer(run_dir) as (signals, processes):
+        until(lambda: signals.get("trainer/ready"), processes[0])
+        listening = psutil.Process(processes[0].pid).net_connections("inet")
+        finish(processes)
+        ended = {key: signals.get(key) for key in ("done", "weights/version")}
+    addresses = {c.laddr.ip for c in listening if c.status == psutil.CONN_LISTEN}
+    return run_dir, ended, addresses
+
+
+def test_a_recorded_run_is_trained_to_its_end(whole):
+    run_dir, ended, _ = whole
+    assert ended == {"done": "1", "weights/version": "4"}
+    assert sorted(metrics(run_dir)) == [1, 2, 3, 4]
+    assert [p.name for p in (run_dir / "checkpoints").iterdir()] == ["step_000004"]
+
+
+def test_no_rank_listens_beyond_the_loopback(whole):
+    assert whole[2] == {"127.0.0.1"}
+
+
+def test_the_scores_of_a_step_belong_to_its_samples(run, whole):
+    for step in (1, 4):
+        batch = make_batch(run, step)
+        found = read_columns(
+            batch_path(whole[0], "train", step), ["sample_id", "trainer_logprobs"], IDENTITY, step
+        )
+        assert list(found["sample_id"]) == [s.sample_id for s in batch]
+        for sample, logp in zip(batch, found["trainer_logprobs"], strict=True):
+            assert ((logp != 0) == sample.loss_mask).all()
+
+
+def test_metrics_say_where_the_time_went(whole):
+    last = metrics_log.read(whole[0])["trainer"][4]
+    parts = ["wait", "compute", "forward_backward", "optimizer", "push", "step", "checkpoint"]
+    assert {f"time/train_{part}" for part in parts} <= last.keys()
+
+
+def test_a_run_killed_and_resumed_equals_the_uninterrupted_one(run, whole, tmp_path):
+    run_dir = make_run_dir(four_steps(run), tmp_path / "run", 3)
+    with trainer(run_dir) as (_, processes):
+        # The checkpoint is of step 2: step 3 is trained, and will have to be once more.
+        until(lambda: 3 in metrics_log.read(run_dir).get("trainer", {}), processes[0])
+        os.kill(processes[0].pid, signal.SIGKILL)
+    write_batch(batch_path(run_dir, "rollouts", 4), make_batch(run, 4), IDENTITY, 4)
+    with trainer(run_dir) as (signals, processes):
+        told = finish(processes)
+        assert signals.get("weights/version") == "4"
+    assert "ready at step 2" in told[0]
+    assert metrics(run_dir) == metrics(whole[0])
+    for step in (1, 2, 3, 4):
+        assert scores(run_dir, step) == scores(whole[0], step)
+    assert tensor_files(run_dir, 4) == tensor_files(whole[0], 4)
+
+
+def test_versions_that_no_engine_needs_are_not_announced(run, tmp_path):
+    run_dir = make_run_dir(four_steps(run), tmp_path / "run", 2)
+    seen = []
+    with trainer(run_dir) as (signals, processes):
+
+        def last_recorded_is_trained() -> bool:
+            if (version := signals.get("weights/version")) not in (None, *seen):
+                seen.append(version)
+            return bool(seen)
+
+        until(last_recorded_is_trained, processes[0])
+    assert seen == ["2"]
+
+
+def test_two_ranks_train_as_one(run, whole, tmp_path):
+    two = layout(four_steps(run), 2)
+    run_dir = make_run_dir(two, tmp_path / "run", 4)
+    with trainer(run_dir, ranks=2) as (_, processes):
+        finish(processes)
+    expected = metrics(whole[0])
+    for step, found in metrics(run_dir).items():
+        for name in ("trainer/loss", "trainer/grad_norm", "trainer/train_rollout_kl"):
+            assert found[name] == pytest.approx(expected[step][name], rel=1e-3)
+
+
+def test_engines_get_the_starting_weights_and_those_of_each_step(run, tmp_path):
+    with_engine = replace(four_steps(run), steps=2, engine=replace(run.engine, num_engines=1))
+    run_dir = make_run_dir(with_engine, tmp_path / "run", 0)
+    lost = run_dir / "weights" / "version_000007"  # of a batch that is no longer there
+    lost.mkdir(parents=True)
+    engine = Engine()
+    with trainer(run_dir) as (signals, processes):
+        until(lambda: signals.get("trainer/ready"), processes[0])
+        assert signals.get("weights/version") is None
+        signals.publish("engine/0", engine.url)
+        for version in ("0", "1"):
+            until(lambda: signals.get("weights/version") == version, processes[0])  # noqa: B023
+            assert engine.served == version
+            step = int(version) + 1
+            write_batch(
+                batch_path(run_dir, "rollouts", step), make_batch(run, step), IDENTITY, step
+            )
+        finish(processes)
+    assert engine.served == "2"
+    names = [folder.name for folder in engine.folders]
+    assert names == [Path(run.model.path).name, "version_000001", "version_000002"]
+    assert not lost.exists()
+    before = load_file(Path(run.model.path) / "model.safetensors")
+    after = load_file(next(engine.folders[-1].glob("*.safetensors")))
+    assert before.keys() == after.keys()
+    assert not torch.equal(before["lm_head.weight"], after["lm_head.weight"])
+    engine.server.shutdown()
+
+
+def test_a_damaged_batch_is_moved_aside_and_the_trainer_asks_to_start_again(run, tmp_path):
+    run_dir = make_run_dir(four_steps(run), tmp_path / "run", 1)
+    path = batch_path(run_dir, "rollouts", 1)
+    path.write_bytes(path.read_bytes()[:1000])
+    with trainer(run_dir) as (_, processes):
+        _, told = processes[0].communicate(timeout=TIMEOUT_S)
+        assert processes[0].returncode == 75
+    assert "step_000001.parquet is not a whole step file" in told.splitlines()[-1]
+    assert [p.name for p in path.parent.iterdir()] == ["step_000001.parquet.corrupt"]
+
+
+def test_a_batch_of_another_run_is_one_sentence(run, tmp_path):
+    run_dir = make_run_dir(four_steps(run), tmp_path / "run", 0)
+    path = batch_path(run_dir, "rollouts", 1)
+    write_batch(path, make_batch(run, 1), "someone-elses-id", 1)
+    with trainer(run_dir) as (_, processes):
+        _, told = processes[0].communicate(timeout=TIMEOUT_S)
+        assert processes[0].returncode == 2
+    assert "belongs to a run of identity someone-elses-id" in told.splitlines()[-1]
+    assert path.exists()
+
+
+def test_a_full_disk_is_one_sentence_and_costs_no_finished_checkpoint(run, whole, tmp_path):
+    every_step = replace(run, checkpoint=replace(run.checkpoint, every=1, keep_last=2))
+    run_dir = make_run_dir(every_step, tmp_path / "run", 2)
+    folder = run_dir / "checkpoints"
+    one = sum(f.stat().st_size for f in (whole[0] / "checkpoints").rglob("*") if f.is_file())
+    small_disk = ["bwrap", "--die-with-parent", "--dev-bind", "/", "/"]
+    small_disk += ["--size", str(int(one * 1.6)), "--tmpfs", str(folder)]
+    look = ["sh", "-c", f'"$@"; code=$?; ls {folder} {folder}/*; exit $code', "sh"]
+    with trainer(run_dir, inside=[*small_disk, *look]) as (_, processes):
+        left, told = processes[0].communicate(timeout=TIMEOUT_S)
+        assert processes[0].returncode == 2, told
+    sentence = told.splitlines()[-1]
+    assert (
+        "is full, so the checkpoint of step 2 was not written; that of step 1 is whole" in sentence
+    )
+    assert "STABLE" in left
+    assert "step_000002" not in left
+
+
+def test_a_stop_is_prompt(run, tmp_path):
+    run_dir = make_run_dir(four_steps(run), tmp_path / "run", 0)
+    with trainer(run_dir) as (signals, processes):
+        until(lambda: signals.get("weights/version"), processes[0])
+        processes[0].terminate()
+        assert processes[0].wait(5) == -signal.SIGTERM
