@@ -22,6 +22,7 @@ __all__ = ["EnvSession", "ExecResult", "NoCapacity", "SandboxError", "Verdict"]
 
 _MARGIN_S = 20.0
 """Given to a server beyond the time limit it keeps itself, seconds."""
+_ANSWER_TIMEOUT_S = 60.0
 _RESET_TIMEOUT_S = 180.0
 _VERIFIER_TIMEOUT_S = 900.0
 _CLOSE_TIMEOUT_S = 10.0
@@ -45,24 +46,24 @@ class EnvSession:
 
     @classmethod
     async def open(cls, url: str, timeout_s: float = 60.0) -> "EnvSession":
-        """Connects, and waits for a free place, for at most `timeout_s` seconds.
+        """Connects; while every place is taken, tries again for `timeout_s` seconds.
 
         Raises NoCapacity when every place stays taken, SandboxError when there is no server.
         """
         from .wire import Tbench2Client  # imports OpenEnv, which takes more than a second
 
-        deadline = asyncio.get_running_loop().time() + timeout_s
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
         pause_s = 0.02
         while True:
             session = cls(Tbench2Client(url))
-            left = deadline - asyncio.get_running_loop().time()
             try:
                 # A full server accepts the connection, and says so only when it is asked something.
-                await session._call(session._client.state, max(left, 0.001), "open")
+                await session._call(session._client.state, _ANSWER_TIMEOUT_S, "open")
                 return session
             except NoCapacity:
                 await session.close()
-                if left <= pause_s:
+                if loop.time() + pause_s > deadline:
                     raise
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.5)

@@ -16,6 +16,7 @@ from .shell import Shell, limits_script
 
 __all__ = ["LocalSandbox", "attempt", "check"]
 
+_TEST = "/usr/bin/bash /tests/test.sh"
 _REWARD_BYTES = 64
 _REWARDS = {b"1": 1.0, b"0": 0.0}
 # Runs with every capability of the sandbox's user namespace, in a mount namespace of its own. $1 is
@@ -112,7 +113,7 @@ class LocalSandbox:
         limits = limits_script(self._memory_mb, 2 * self._config.max_processes)
         test = [tool("setpriv"), *NO_CAPABILITIES[:-1], "--bounding-set=-all,+dac_override", "--"]
         test += ["/usr/bin/env", "-i", *(f"{name}={value}" for name, value in self._env.items())]
-        test += ["PYTHONNOUSERSITE=1", "/usr/bin/bash", "-c", f"{limits}; exec bash /tests/test.sh"]
+        test += ["PYTHONNOUSERSITE=1", "/usr/bin/bash", "-c", f"{limits}; exec {_TEST}"]
         tests = pack(self._task.tests)
         size_mb = 16 + len(tests) * 2 // 2**20
         with closing(Pipe()) as told:

@@ -199,8 +199,7 @@ class Namespace:
         finally:
             for fd in passed:
                 os.close(fd)
-        self._open.callback(self._bwrap.wait)
-        self._open.callback(self._bwrap.kill)
+        self._open.callback(self._reap)
         assert self._bwrap.stdin and self._bwrap.stdout
         self._open.callback(self._bwrap.stdin.close)
         self._open.callback(self._bwrap.stdout.close)
@@ -242,13 +241,13 @@ class Namespace:
         with self._lock:
             if self._closed:
                 raise SandboxError("the sandbox is closed")
-            fd = self._user_namespace
-            argv = [tool("nsenter"), f"--target={self.pid}", f"--user=/proc/self/fd/{fd}"]
+            # By way of our own /proc, so that what enters inherits nothing.
+            user = f"/proc/{os.getpid()}/fd/{self._user_namespace}"
+            argv = [tool("nsenter"), f"--target={self.pid}", f"--user={user}"]
             argv += ["--mount", "--pid", "--net", "--ipc", "--uts"]
             if os.geteuid() != 0:
                 argv.append("--preserve-credentials")
             argv += ["--", *self._first, *command]
-            options["pass_fds"] = (*options.get("pass_fds", ()), fd)
             try:
                 process = subprocess.Popen(argv, env=env, start_new_session=True, **options)
             except OSError as error:
@@ -304,6 +303,14 @@ class Namespace:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._init, signal.SIGKILL)
         select.select([self._init], [], [], _KILL_TIMEOUT_S)
+
+    def _reap(self) -> None:
+        try:
+            # It ends once it has collected the first process; killed, it would leave that undead.
+            self._bwrap.wait(_KILL_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._bwrap.kill()
+            self._bwrap.wait()
 
     def close(self) -> None:
         """Ends every process inside, and with them the files. May be called twice."""

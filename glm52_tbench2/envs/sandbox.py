@@ -1,10 +1,14 @@
 """What every sandbox provider fulfils.
 
-A sandbox lives for one episode of one task. Nothing in here imports more than the standard library.
+A sandbox lives for one episode of one task.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
+
+from ..config.schema import SandboxConfig
+from ..tasks.suite import Task
 
 
 class SandboxError(Exception):
@@ -62,3 +66,7 @@ class Sandbox(Protocol):
     def close(self) -> None:
         """Ends every process and frees every byte. May be called twice, and from any thread."""
         ...
+
+
+OpenSandbox = Callable[[Task, SandboxConfig], Sandbox]
+"""How a provider makes a sandbox of a task, within the config's limits. Raises SandboxError."""

@@ -21,6 +21,9 @@ from .pipes import Input, Output, Pipe, pump
 from .sandbox import ExecResult, SandboxError
 
 _STATUS = re.compile(rb" (\d{1,3}) (\d{1,9}) ([^\0]*)\0")
+# bash 5.2 corrupts its memory over a command substitution that is not closed, and dies of it in a
+# later command.
+_UNFINISHED = re.compile("^bash: .*(?:syntax error|unexpected EOF)", re.MULTILINE)
 _STATUS_BYTES = 1 << 14
 _REAP_TIMEOUT_S = 5.0
 _READ_COMMANDS = "exec -a bash /usr/bin/bash --noprofile --norc -s"
@@ -87,6 +90,9 @@ class Shell:
         if status is not None:
             output.read_rest()
             code, self._folder = status
+            if "$(" in command and _UNFINISHED.search(output.text):
+                self._namespace.kill(self._namespace.processes() - {self.pid})
+                self._restart()
             return ExecResult(output.text, code, False, seconds)
         if self._process.poll() is None:
             with suppress(OSError):

@@ -20,10 +20,10 @@ import pytest
 from glm52_tbench2.config.compose import save_run_config
 from glm52_tbench2.config.schema import RunConfig, SandboxConfig, SandboxProvider
 from glm52_tbench2.envs.local import LocalSandbox
-from glm52_tbench2.envs.sandbox import Sandbox
+from glm52_tbench2.envs.sandbox import OpenSandbox, Sandbox
 from glm52_tbench2.tasks.suite import Task, load_task
 
-PROVIDERS: dict[str, Callable[[Task, SandboxConfig], Sandbox]] = {"local": LocalSandbox}
+PROVIDERS: dict[str, OpenSandbox] = {"local": LocalSandbox}
 """Each of these passes test_contract.py."""
 
 CONFIG = SandboxConfig(

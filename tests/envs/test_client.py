@@ -1,0 +1,120 @@
+"""The client against servers that answer as OpenEnv's tbench2 environment has, over time."""
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+import uvicorn
+
+from glm52_tbench2.envs.client import EnvSession, SandboxError
+from glm52_tbench2.envs.core import ConcurrencyConfig, Environment, create_fastapi_app
+from glm52_tbench2.envs.models import Tbench2Action, Tbench2Observation, Tbench2State
+
+MARK = {"harness": "tests/test.sh"}
+VERDICTS = {
+    "passed": ({"reward": 1.0, "done": True, "info": MARK}, 1.0),
+    "failed": ({"reward": 0.0, "done": True, "info": MARK}, 0.0),
+    "error": ({"error": "no verdict", "success": False}, None),
+    "fake zero": ({"reward": 0.0, "done": True, "error": "no reward.txt", "info": MARK}, None),
+    "no mark": ({"reward": 1.0, "done": True, "info": {"tests_passed": True}}, None),
+    "other mark": ({"reward": 1.0, "done": True, "info": {"harness": "pytest"}}, None),
+    "no reward": ({"done": True, "info": MARK}, None),
+}
+
+
+class Upstream(Environment[Tbench2Action, Tbench2Observation, Tbench2State]):
+    """Answers with what the contract holds and no more; `evaluate` by the task's name."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+    task = ""
+
+    def reset(self, seed=None, episode_id=None, **kwargs) -> Tbench2Observation:
+        self.task = kwargs["task_id"]
+        return Tbench2Observation(instruction=f"Do {self.task}.", reward=0.0)
+
+    def step(self, action, timeout_s=None, **kwargs) -> Tbench2Observation:
+        if action.action_type == "evaluate":
+            return Tbench2Observation(**VERDICTS[self.task][0])
+        if action.command == "hang":
+            time.sleep(1.0)
+        if action.command == "fail":
+            return Tbench2Observation(success=False, error="the toolkit failed")
+        return Tbench2Observation(output=f"ran {action.command}")
+
+    @property
+    def state(self) -> Tbench2State:
+        return Tbench2State(task_id=self.task)
+
+
+@pytest.fixture(scope="module")
+def upstream() -> Iterator[str]:
+    """URL of a server of :class:`Upstream`."""
+    app = create_fastapi_app(
+        Upstream,
+        Tbench2Action,
+        Tbench2Observation,
+        concurrency_config=ConcurrencyConfig(max_concurrent_envs=4),
+        mode="simulation",
+    )
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.mark.parametrize("name", VERDICTS)
+def test_a_verdict_counts_only_without_error_and_with_the_mark(upstream: str, name: str) -> None:
+    async def episode() -> None:
+        session = await EnvSession.open(upstream)
+        assert await session.reset(name) == f"Do {name}."
+        verdict = await session.evaluate()
+        assert verdict.reward == VERDICTS[name][1]
+        assert (verdict.error is None) == (verdict.reward is not None)
+        await session.close()
+
+    asyncio.run(episode())
+
+
+def test_a_server_that_tells_no_exit_code_is_understood(upstream: str) -> None:
+    async def episode() -> None:
+        session = await EnvSession.open(upstream)
+        await session.reset("passed")
+        result = await session.exec("ls", 20.0)
+        assert (result.output, result.exit_code, result.timed_out) == ("ran ls", None, False)
+        await session.close()
+
+    asyncio.run(episode())
+
+
+def test_an_error_in_an_observation_spends_the_session(upstream: str) -> None:
+    async def episode() -> None:
+        session = await EnvSession.open(upstream)
+        await session.reset("passed")
+        with pytest.raises(SandboxError, match="the toolkit failed"):
+            await session.exec("fail", 20.0)
+        with pytest.raises(SandboxError, match="given up"):
+            await session.evaluate()
+        await session.close()
+
+    asyncio.run(episode())
+
+
+def test_a_late_answer_never_reaches_the_next_question(upstream: str) -> None:
+    async def episode() -> None:
+        session = await EnvSession.open(upstream)
+        await session.reset("passed")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await session.exec("hang", 20.0)
+        with pytest.raises(SandboxError):
+            await session.exec("ls", 20.0)
+        await session.close()
+
+    asyncio.run(episode())
