@@ -45,6 +45,8 @@ _TIME_COLOURS = {
     "idle": 8,
 }
 _OTHER_COLOUR = 6
+_BRIEF = ("identity", "code", "batch", "loss", "correction", "seed")
+"""Highlights shown at the top."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ def render(run: RunFiles) -> str:
     def asset(name: str) -> Markup:
         return Markup((Path(__file__).parent / "page" / name).read_text())
 
-    js = asset("report.js")
+    js, highlights = asset("report.js"), _highlights(run)
     end_layers, time_layers = _layers(facts.ends, _END_COLOURS), _layers(facts.times, _TIME_COLOURS)
     columns, rows = _eval_table(facts)
     return environment.get_template("report.html.j2").render(
@@ -114,9 +116,10 @@ def render(run: RunFiles) -> str:
         written=time.strftime("%Y-%m-%d %H:%M:%S %Z"),
         steps_done=facts.steps[-1] if facts.steps else 0,
         identity=run.identity,
+        brief=[f"{name} {highlights[name]}" for name in _BRIEF if name in highlights],
         headline=headline(facts),
         tiles=_tiles(run, facts),
-        highlights=_highlights(run),
+        highlights=list(highlights.items()),
         config_yaml=to_yaml(run.config),
         figures=_figures(run, facts),
         heat=heat_table(
@@ -200,37 +203,34 @@ def _tiles(run: RunFiles, facts: Facts) -> list[Tile]:
     return tiles
 
 
-def _highlights(run: RunFiles) -> list[tuple[str, str]]:
+def _highlights(run: RunFiles) -> dict[str, str]:
     config = run.config
     rollout, clip, optim = config.rollout, config.clip, config.optim
     correction = clip.correction.name
     if correction != "none":
         correction += f" [{clip.correction_low:g}, {clip.correction_high:g}]"
-    found = [
-        ("model", f"{config.model.name}, {config.model.dtype.name}"),
-        ("tasks", f"{config.data.train} trained, {config.data.eval} held out"),
-        ("batch", f"{rollout.prompts_per_step} tasks × {rollout.samples_per_prompt} samples"),
-        ("steps", f"{config.steps}, {optim.steps_per_batch} optimizer step a batch"),
-        ("rollout", f"{rollout.mode.name}, temperature {rollout.temperature:g}"),
-        (
-            "limits",
-            f"{rollout.max_turn_tokens} tokens a turn, {rollout.max_session_tokens} an episode, "
-            f"{rollout.max_turns} turns",
-        ),
-        ("advantage", f"{clip.advantage.name}{', std' if clip.std_normalise else ''}"),
-        ("loss", f"{clip.loss.name}, {clip.reduction.name}, overlong {clip.overlong.name}"),
-        ("correction", correction),
-        ("optimizer", f"Adam, lr {optim.lr:g}, gradient clipped at {optim.clip_grad:g}"),
-        ("evaluation", f"every {config.eval.every} steps × {config.eval.samples_per_task} samples"),
-        ("seed", str(config.seed)),
-    ]
+    found = {
+        "model": f"{config.model.name}, {config.model.dtype.name}",
+        "tasks": f"{config.data.train} trained, {config.data.eval} held out",
+        "batch": f"{rollout.prompts_per_step} tasks × {rollout.samples_per_prompt} samples",
+        "steps": f"{config.steps}, {optim.steps_per_batch} optimizer step a batch",
+        "rollout": f"{rollout.mode.name}, temperature {rollout.temperature:g}",
+        "limits": f"{rollout.max_turn_tokens} tokens a turn, {rollout.max_session_tokens} an "
+        f"episode, {rollout.max_turns} turns",
+        "advantage": f"{clip.advantage.name}{', std' if clip.std_normalise else ''}",
+        "loss": f"{clip.loss.name}, {clip.reduction.name}, overlong {clip.overlong.name}",
+        "correction": correction,
+        "optimizer": f"Adam, lr {optim.lr:g}, gradient clipped at {optim.clip_grad:g}",
+        "evaluation": f"every {config.eval.every} steps × {config.eval.samples_per_task} samples",
+        "seed": str(config.seed),
+    }
     identity = run.identity
     if identity.get("hash"):
-        found.append(("identity", identity["hash"]))
+        found["identity"] = identity["hash"]
     code = identity.get("code") or {}
     if code.get("revision"):
         changed = " with uncommitted changes" if code.get("changes") else ""
-        found.append(("code", f"{code['revision'][:12]}{changed}"))
+        found["code"] = f"{code['revision'][:12]}{changed}"
     return found
 
 
