@@ -270,6 +270,8 @@ class Supervisor:
             what += f" The disk that holds {self._run_dir} is full: free some space."
         if log is None:
             return what
+        if "SIGKILL" in what and not any("Error" in line for line in lines):
+            what += " Was the machine out of memory?"
         quoted = "\n".join(f"    {line}" for line in lines) or "    (it wrote nothing)"
         return f"{what} The end of {_short(log)}:\n{quoted}"
 
@@ -398,8 +400,7 @@ def _exit(code: int) -> str:
         name = signal.Signals(code - 128).name
     except ValueError:
         return f"exit code {code}"
-    hint = "; out of memory?" if name == "SIGKILL" else ""
-    return f"signal {name}{hint}"
+    return f"signal {name}"
 
 
 def _sentence(lines: list[str]) -> str:

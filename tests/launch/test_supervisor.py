@@ -239,7 +239,7 @@ def test_the_end_of_a_core_role_restarts_every_role(tmp_path):
 
 def test_a_killed_role_is_told_by_its_signal(tmp_path):
     ended, _ = supervise(tmp_path, [core("import os; os.kill(os.getpid(), 9)")], max_restarts=0)
-    assert "trainer ended with signal SIGKILL; out of memory?" in ended.text
+    assert "trainer ended with signal SIGKILL. Was the machine out of memory?" in ended.text
     assert ended.code == 1
 
 
@@ -323,11 +323,13 @@ def test_the_folder_stays_locked_until_the_last_role_of_a_killed_supervisor_is_g
     assert process.stdout.readline() == "ready\n"
     (guard,) = psutil.Process(process.pid).children()
     guard.suspend()
-    process.kill()
-    process.wait()
-    with (tmp_path / ".lock").open() as file, pytest.raises(BlockingIOError):
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    guard.resume()
+    try:
+        process.kill()
+        process.wait()
+        with (tmp_path / ".lock").open() as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        guard.resume()
     with lock(tmp_path):
         assert gone(guard)
 
