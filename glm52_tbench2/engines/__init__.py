@@ -1,0 +1,1 @@
+"""SGLang as the engine: its launch on GPUs and on a CPU, its client, its weights."""

@@ -1,0 +1,180 @@
+"""Starts one SGLang server in the place of this process.
+
+    python -m glm52_tbench2.engines.launch --run RUN --index I --host HOST --port PORT
+
+It serves the newest weights the run has published, else the starting weights as version 0, and
+listens on HOST alone. On a CPU the server gets this project's plugin and stand-ins on its path.
+"""
+
+import argparse
+import hashlib
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from glm52_tbench2.config import load_run_config
+from glm52_tbench2.config.errors import UserError
+from glm52_tbench2.config.schema import Device, RunConfig
+
+from .weights import to_serve
+
+CPU = Path(__file__).parent / "cpu"
+ROOT = Path(__file__).parents[2]
+STAND_INS = ("triton", "torchvision", "IPython", "sgl_kernel")
+DTYPES = {
+    "float32": ("--dtype", "float32"),
+    "bfloat16": ("--dtype", "bfloat16"),
+    "fp8": ("--quantization", "fp8"),
+}
+SET_HERE = {
+    "model-path": "model.path",
+    "host": "cluster.fabric",
+    "weight-version": "nothing",
+    "device": "engine.device",
+    "dtype": "engine.dtype",
+    "quantization": "engine.dtype",
+    "tp-size": "engine.gpus_per_engine",
+    "nnodes": "engine.gpus_per_engine and cluster.gpus_per_node",
+    "node-rank": "nothing",
+    "dist-init-addr": "nothing",
+    "random-seed": "seed",
+}
+"""Server arguments that other fields decide."""
+
+
+def server_command(
+    config: RunConfig,
+    model_path: Path,
+    version: int,
+    host: str,
+    port: int,
+    *,
+    scratch: Path,
+    node_rank: int = 0,
+    dist_init_addr: str | None = None,
+) -> tuple[list[str], dict[str, str]]:
+    """The server's argv, and its environment variables beside those of this process.
+
+    `scratch` is an empty folder for its sockets. An engine that spans nodes has one server a node,
+    numbered `node_rank`, which meet at `dist_init_addr`, HOST:PORT of the first.
+    Raises UserError for an argument that another field decides.
+    """
+    engine = config.engine
+    if engine.dtype not in DTYPES:
+        raise UserError(f"engine.dtype is {engine.dtype}; write one of {', '.join(DTYPES)}.")
+    argv = [
+        *(sys.executable, "-m", "sglang.launch_server"),
+        *("--model-path", str(model_path), "--weight-version", str(version)),
+        *("--host", host, "--port", str(port)),
+        *("--device", engine.device.value, *DTYPES[engine.dtype]),
+        *("--random-seed", str(config.seed)),
+    ]
+    env = {
+        "TMPDIR": str(scratch),
+        # Without it a health check takes a second and runs a greedy request among the others.
+        "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+    }
+    if engine.device is Device.cuda:
+        argv += ["--tp-size", str(engine.gpus_per_engine)]
+    nodes = -(-engine.gpus_per_engine // max(1, config.cluster.gpus_per_node))
+    if nodes > 1:
+        argv += ["--nnodes", str(nodes), "--node-rank", str(node_rank)]
+        argv += ["--dist-init-addr", str(dist_init_addr)]
+    else:
+        # Its processes meet through a file: torch's store would listen on every interface.
+        env["SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"] = f"file://{scratch}/rendezvous"
+    if config.cluster.threads_per_engine:
+        threads = str(config.cluster.threads_per_engine)
+        env |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    if host.startswith("127."):
+        env["GLOO_SOCKET_IFNAME"] = "lo"
+    if engine.device is Device.cpu:
+        env |= cpu_env()
+    for name, value in engine.server_args.items():
+        argv += _flag(name.replace("_", "-"), value)
+    return argv, env | engine.server_env
+
+
+def cpu_env() -> dict[str, str]:
+    """What makes SGLang run on a CPU, with stand-ins for the packages that are not installed."""
+    missing = [name for name in STAND_INS if importlib.util.find_spec(name) is None]
+    path = [CPU / "path", *(CPU / "standins" / name for name in missing), ROOT]
+    inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return {
+        "PYTHONPATH": os.pathsep.join([*map(str, path), *filter(None, inherited)]),
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "SGLANG_PLUGINS": "glm52_cpu",
+        "TORCHDYNAMO_DISABLE": "1",
+    }
+
+
+def _flag(name: str, value: Any) -> list[str]:
+    if name in SET_HERE:
+        raise UserError(
+            f"engine.server_args has {name}, which is decided by {SET_HERE[name]}; remove it."
+        )
+    if name == "port" or value is None or value is False:
+        return []
+    if value is True:
+        return [f"--{name}"]
+    values = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+    return [f"--{name}", *map(str, values)]
+
+
+def scratch_dir(run_dir: Path, index: int) -> Path:
+    """Folder of an engine's sockets, outside the run folder because their paths must be short.
+
+    Emptied when the engine starts; whoever ends the engine removes it.
+    """
+    name = hashlib.sha256(f"{run_dir.resolve()} {index}".encode()).hexdigest()[:12]
+    return Path(tempfile.gettempdir()) / f"glm52-engine-{os.getuid()}-{name}"
+
+
+def remove_scratch(run_dir: Path, index: int) -> None:
+    """Removes that folder, once the engine has ended."""
+    shutil.rmtree(scratch_dir(run_dir, index), ignore_errors=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Becomes the server. Exits with 2 and one sentence on bad input."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--run", type=Path, required=True, help="run folder")
+    parser.add_argument("--index", type=int, required=True, help="number of the engine in the run")
+    parser.add_argument("--host", required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument(
+        "--node-rank", type=int, default=0, help="node of an engine that spans some"
+    )
+    parser.add_argument("--dist-init-addr", help="where the servers of such an engine meet")
+    given = parser.parse_args(arguments)
+    try:
+        config = load_run_config(given.run)
+        model_path, version = to_serve(config, given.run)
+        if not (model_path / "config.json").is_file():
+            raise UserError(f"{model_path} has no config.json; point model.path to an HF folder.")
+        scratch = scratch_dir(given.run, given.index)
+        argv, env = server_command(
+            config,
+            model_path,
+            version,
+            given.host,
+            given.port,
+            scratch=scratch,
+            node_rank=given.node_rank,
+            dist_init_addr=given.dist_init_addr,
+        )
+    except UserError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+    remove_scratch(given.run, given.index)
+    scratch.mkdir(mode=0o700)
+    os.execvpe(argv[0], argv, {**os.environ, **env})
+
+
+if __name__ == "__main__":
+    main()

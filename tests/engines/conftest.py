@@ -1,0 +1,164 @@
+"""One real SGLang server on a small random model, shared by every test that needs one."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import pytest
+import torch
+from tokenizers import Tokenizer, models
+from transformers import (
+    Glm4MoeLiteConfig,
+    Glm4MoeLiteForCausalLM,
+    PreTrainedTokenizerFast,
+)
+
+from glm52_tbench2.config import save_run_config
+from glm52_tbench2.config.compose import compose
+from glm52_tbench2.config.paths import ROOT
+from glm52_tbench2.engines import launch
+from glm52_tbench2.engines.client import EngineClient, Generation
+
+T = TypeVar("T")
+VOCAB = 256
+READY_S = 300.0
+
+
+def random_model(seed: int) -> Glm4MoeLiteForCausalLM:
+    """A model of GLM-4.7-Flash's shape with every part in it, float32, 0.3M parameters."""
+    config = Glm4MoeLiteConfig(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        intermediate_size=160,
+        moe_intermediate_size=48,
+        num_hidden_layers=3,
+        first_k_dense_replace=1,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        n_routed_experts=8,
+        num_experts_per_tok=2,
+        n_shared_experts=1,
+        q_lora_rank=32,
+        kv_lora_rank=24,
+        qk_nope_head_dim=16,
+        qk_rope_head_dim=8,
+        v_head_dim=20,
+        max_position_embeddings=1024,
+        initializer_range=0.1,
+        eos_token_id=1,
+        bos_token_id=None,
+        pad_token_id=0,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = Glm4MoeLiteForCausalLM(config).float().eval()
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0, 0.1)
+    return model
+
+
+def log_probs(
+    model: Glm4MoeLiteForCausalLM, prompt: list[int], output: list[int], temperature: float
+) -> list[float]:
+    """Of each output token, by transformers: log-softmax(logits / temperature)."""
+    tokens = torch.tensor([[*prompt, *output]])
+    with torch.no_grad():
+        logits = model(tokens).logits[0, len(prompt) - 1 : -1] / temperature
+    return torch.log_softmax(logits, -1).gather(1, torch.tensor(output)[:, None])[:, 0].tolist()
+
+
+@dataclass
+class Engine:
+    """A running server and the run it belongs to."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+    run_dir: Path
+    model_dir: Path
+    model: Glm4MoeLiteForCausalLM
+    """What it serves at first, as version 0."""
+
+    def tree(self) -> list[psutil.Process]:
+        """The server and all its processes."""
+        server = psutil.Process(self.process.pid)
+        return [server, *server.children(recursive=True)]
+
+    def use(self, work: Callable[[EngineClient], Awaitable[T]]) -> T:
+        """What `work` returns with a client of this engine."""
+
+        async def run() -> T:
+            async with EngineClient(self.url, timeout_s=120) as client:
+                return await work(client)
+
+        return asyncio.run(run())
+
+    def generate(self, prompt: list[int], **asked: Any) -> Generation:
+        """One request alone."""
+        return self.use(lambda client: generate(client, prompt, **asked))
+
+
+async def generate(client: EngineClient, prompt: list[int], **asked: Any) -> Generation:
+    """One request, with defaults; without stop tokens it ends only by its length (or on EOS)."""
+    defaults: dict[str, Any] = {
+        "max_new_tokens": 24,
+        "temperature": 0.8,
+        "stop_token_ids": [],
+        "seed": 7,
+        "rid": os.urandom(8).hex(),
+    }
+    return await client.generate(prompt, **(defaults | asked))
+
+
+@pytest.fixture(scope="session")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """Kills the server with SIGKILL at the end, and fails if a process of it lives on."""
+    model_dir, run_dir = tmp_path_factory.mktemp("model"), tmp_path_factory.mktemp("run")
+    model = random_model(0)
+    model.save_pretrained(model_dir)
+    vocabulary = Tokenizer(models.BPE(vocab={f"<{i}>": i for i in range(VOCAB)}, merges=[]))
+    PreTrainedTokenizerFast(tokenizer_object=vocabulary, eos_token="<1>").save_pretrained(model_dir)
+    config = compose(
+        [
+            "experiment=smoke",
+            f"model.path={model_dir}",
+            "cluster.threads_per_engine=1",
+            "engine.server_args.max-total-tokens=16384",
+        ]
+    )
+    save_run_config(config, run_dir)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "glm52_tbench2.engines.launch", "--run", str(run_dir)]
+    command += ["--index", "0", "--host", "127.0.0.1", "--port", str(port)]
+    log = run_dir / "engine.log"
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=log.open("wb"), stderr=subprocess.STDOUT, start_new_session=True
+    )
+    made = Engine(f"http://127.0.0.1:{port}", process, run_dir, model_dir, model)
+    tree = []
+    try:
+        until = time.monotonic() + READY_S
+        while not made.use(EngineClient.health):
+            assert process.poll() is None, f"the server ended:\n{log.read_text()[-3000:]}"
+            assert time.monotonic() < until, f"not ready:\n{log.read_text()[-3000:]}"
+        tree = made.tree()
+        yield made
+    finally:
+        process.kill()
+        process.wait()
+        _, alive = psutil.wait_procs(tree[1:], timeout=20)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        launch.remove_scratch(run_dir, 0)
+    assert not alive, f"alive after their server was killed: {alive}"

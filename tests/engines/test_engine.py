@@ -1,0 +1,218 @@
+"""What the project relies on in SGLang, on a real server."""
+
+import asyncio
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+from safetensors.torch import load_file
+
+from glm52_tbench2.config.schema import PauseMode
+from glm52_tbench2.engines import launch, weights
+from glm52_tbench2.engines.client import EngineClient, EngineError, Generation
+
+from .conftest import VOCAB, Engine, generate, log_probs, random_model
+
+PROMPT = [(7 * i + 11) % (VOCAB - 2) + 2 for i in range(60)]
+
+
+def close(a: list[float], b: list[float]) -> bool:
+    return len(a) == len(b) and all(abs(x - y) <= 1e-4 for x, y in zip(a, b, strict=True))
+
+
+def publish(engine: Engine, version: int, seed: int) -> Path:
+    """The random model of `seed`, as `version`; it is not pushed."""
+    saved = engine.run_dir / f"model-{seed}"
+    random_model(seed).save_pretrained(saved)
+    tensors = load_file(saved / "model.safetensors").items()
+    return weights.publish(engine.run_dir / "weights", tensors, engine.model_dir, version)
+
+
+@pytest.fixture
+def first_weights(engine: Engine):
+    """After the test the engine serves the first model again, as version 0, with an empty cache."""
+    yield
+    weights.push([engine.url], engine.model_dir, 0, PauseMode.in_place)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.8, 0.5])
+def test_log_probs_are_those_of_transformers(engine: Engine, temperature: float) -> None:
+    out = engine.generate(PROMPT, temperature=temperature, max_new_tokens=60)
+    assert close(out.logprobs, log_probs(engine.model, PROMPT, out.output_ids, temperature))
+
+
+def test_generation_tells_where_its_tokens_come_from(engine: Engine) -> None:
+    out = engine.generate(PROMPT, max_new_tokens=5)
+    assert (len(out.output_ids), out.finish, out.versions) == (5, "length", [0] * 5)
+
+
+def test_seed_decides_the_tokens(engine: Engine) -> None:
+    outs = [engine.generate(PROMPT, seed=seed).output_ids for seed in (1, 2, 1, 2**62)]
+    assert outs[0] == outs[2]
+    assert len({tuple(out) for out in outs}) == 3
+
+
+def test_generation_is_the_same_to_the_bit_alone_in_a_crowd_and_from_the_cache(
+    engine: Engine,
+) -> None:
+    prompts = [[*PROMPT[: 3 + 5 * (i % 9)], *range(2, 2 + i % 7)] for i in range(24)]
+
+    async def one(client: EngineClient, i: int) -> Generation:
+        await asyncio.sleep(0.03 * (i % 5))
+        return await generate(client, prompts[i], seed=i, max_new_tokens=20 + i)
+
+    async def alone(client: EngineClient) -> list[Generation]:
+        return [await one(client, i) for i in range(24)]
+
+    async def together(client: EngineClient) -> list[Generation]:
+        return await asyncio.gather(*(one(client, i) for i in range(24)))
+
+    def bits(outs: list[Generation]) -> list[tuple[list[int], list[float]]]:
+        return [(out.output_ids, out.logprobs) for out in outs]
+
+    crowd = engine.use(together)
+    cached = engine.use(alone)
+    weights.push([engine.url], engine.model_dir, 0, PauseMode.in_place)  # empties the cache
+    single = engine.use(alone)
+    assert any(out.cached_tokens > single[i].cached_tokens for i, out in enumerate(cached))
+    assert bits(crowd) == bits(single) == bits(cached)
+
+
+def test_tokens_are_drawn_from_the_policy(engine: Engine) -> None:
+    draws = 300
+
+    async def sample(client: EngineClient) -> list[Generation]:
+        asked = (generate(client, PROMPT, seed=i, max_new_tokens=1) for i in range(draws))
+        return await asyncio.gather(*asked)
+
+    outs = engine.use(sample)
+    token, count = Counter(out.output_ids[0] for out in outs).most_common(1)[0]
+    (log_prob,) = log_probs(engine.model, PROMPT, [token], 0.8)
+    p = 2.718281828**log_prob
+    assert abs(count / draws - p) < 5 * (p * (1 - p) / draws) ** 0.5
+
+
+def test_shared_prefix_is_taken_from_the_cache(engine: Engine) -> None:
+    fresh = [3, *PROMPT]
+    assert engine.generate([*fresh, 5]).cached_tokens == 0
+    assert engine.generate([*fresh, 6]).cached_tokens == len(fresh)
+
+
+def test_generated_turn_is_taken_from_the_cache(engine: Engine) -> None:
+    fresh = [4, *PROMPT]
+    turn = engine.generate(fresh).output_ids
+    again = engine.generate([*fresh, *turn, 9, 9])
+    # All but the last token generated, whose keys and values are not computed yet.
+    assert again.cached_tokens == len(fresh) + len(turn) - 1
+
+
+def test_stop_token_ends_a_turn_and_is_kept(engine: Engine) -> None:
+    whole = engine.generate(PROMPT)
+    stop = whole.output_ids[10]
+    out = engine.generate(PROMPT, stop_token_ids=[stop])
+    assert out.finish == "stop"
+    assert out.output_ids == whole.output_ids[: whole.output_ids.index(stop) + 1]
+    assert len(out.logprobs) == len(out.versions) == len(out.output_ids)
+
+
+def test_aborted_request_returns_what_it_has(engine: Engine) -> None:
+    async def abort_one(client: EngineClient) -> tuple[Generation, Generation]:
+        running = asyncio.create_task(generate(client, PROMPT, max_new_tokens=900, rid="to-abort"))
+        other = asyncio.create_task(generate(client, PROMPT, max_new_tokens=60))
+        await asyncio.sleep(0.5)
+        await client.abort("to-abort")
+        return await running, await other
+
+    aborted, other = engine.use(abort_one)
+    assert (aborted.finish, other.finish) == ("abort", "length")
+    assert len(aborted.output_ids) == len(aborted.logprobs) == len(aborted.versions) < 900
+
+
+@pytest.mark.usefixtures("first_weights")
+@pytest.mark.parametrize("mode", PauseMode)
+def test_weights_change_in_the_middle_of_a_generation(engine: Engine, mode: PauseMode) -> None:
+    folder = publish(engine, 3, seed=3)
+
+    async def update(client: EngineClient) -> Generation:
+        running = asyncio.create_task(generate(client, PROMPT, max_new_tokens=300))
+        await asyncio.sleep(1.0)
+        await asyncio.to_thread(weights.push, [engine.url], folder, 3, mode)
+        return await running
+
+    out = engine.use(update)
+    change = out.versions.index(3)
+    assert 0 < change < 300
+    assert out.versions == [0] * change + [3] * (300 - change)
+    before = log_probs(engine.model, PROMPT, out.output_ids, 0.8)
+    assert close(out.logprobs[:change], before[:change])
+    if mode is PauseMode.retract:  # in_place goes on from the old weights' keys and values
+        after = log_probs(random_model(3), PROMPT, out.output_ids, 0.8)
+        assert close(out.logprobs[change:], after[change:])
+
+
+@pytest.mark.usefixtures("first_weights")
+@pytest.mark.parametrize("mode", PauseMode)
+def test_pushed_weights_serve_new_requests_from_an_empty_cache(
+    engine: Engine, mode: PauseMode
+) -> None:
+    engine.generate(PROMPT)
+    (seconds,) = weights.push([engine.url], publish(engine, 4, seed=4), 4, mode)
+    out = engine.generate(PROMPT)
+    assert seconds > 0
+    assert (out.cached_tokens, set(out.versions)) == (0, {4})
+    assert close(out.logprobs, log_probs(random_model(4), PROMPT, out.output_ids, 0.8))
+
+
+@pytest.mark.usefixtures("first_weights")
+def test_push_tells_which_engine_did_not_take_the_weights(engine: Engine) -> None:
+    dead = "http://127.0.0.1:9"
+    with pytest.raises(EngineError, match=rf"1 of 2 engines: {dead}"):
+        weights.push([engine.url, dead], publish(engine, 5, seed=5), 5, PauseMode.in_place)
+    assert engine.generate(PROMPT).versions[0] == 5
+
+
+def test_engine_that_cannot_load_goes_on_with_what_it_has(engine: Engine, tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=engine.url):
+        weights.push([engine.url], tmp_path / "nothing", 6, PauseMode.in_place)
+    out = engine.generate(PROMPT)
+    assert set(out.versions) == {0}
+    assert close(out.logprobs, log_probs(engine.model, PROMPT, out.output_ids, 0.8))
+
+
+def test_request_that_cannot_be_served_is_an_error(engine: Engine) -> None:
+    with pytest.raises(EngineError, match="400"):
+        engine.generate([5] * 2000)
+
+
+def test_server_listens_on_the_loopback_alone(engine: Engine) -> None:
+    listening = [
+        connection.laddr.ip
+        for process in engine.tree()
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert listening
+    assert set(listening) == {"127.0.0.1"}
+
+
+def test_idle_server_leaves_the_cores_alone(engine: Engine) -> None:
+    def used() -> float:
+        return sum(sum(process.cpu_times()[:2]) for process in engine.tree())
+
+    before = used()
+    time.sleep(3)
+    assert used() - before < 1.0
+
+
+def test_server_keeps_its_files_in_its_own_folder(engine: Engine) -> None:
+    folder = launch.scratch_dir(engine.run_dir, 0)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert (folder / "loads").exists()
+
+
+def test_stand_ins_stay_out_of_this_process() -> None:
+    assert not [entry for entry in sys.path if "engines/cpu" in entry]
+    assert not {"sgl_kernel", "glm52_tbench2.engines.cpu.standin"} & set(sys.modules)

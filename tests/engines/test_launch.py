@@ -1,0 +1,201 @@
+"""The command lines of the server."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from glm52_tbench2.config import save_run_config
+from glm52_tbench2.config.compose import compose
+from glm52_tbench2.config.errors import UserError
+from glm52_tbench2.config.schema import RunConfig
+from glm52_tbench2.engines import launch, weights
+from glm52_tbench2.engines.launch import server_command
+
+REFERENCE = """
+--model-path /models/GLM-5.2 --weight-version 12 --host 10.0.0.5 --port 30000
+--device cuda --quantization fp8 --random-seed 1
+"""
+COMMON = """
+--kv-cache-dtype fp8_e4m3 --mem-fraction-static 0.85
+--attention-backend dsa --dsa-prefill-backend flashmla_sparse --dsa-decode-backend flashmla_kv
+--page-size 64 --cuda-graph-max-bs-decode 32 --watchdog-timeout 3600
+--tool-call-parser glm47 --reasoning-parser glm45
+"""
+BALANCED = f"""{REFERENCE}
+--tp-size 4
+--attn-dp-size 4 --ep-size 4 --moe-a2a-backend deepep
+--speculative-algorithm EAGLE --speculative-num-steps 1 --speculative-eagle-topk 1
+--speculative-num-draft-tokens 2
+--max-running-requests 256 --chunked-prefill-size 32768 {COMMON}
+"""
+LOW_LATENCY = f"""{REFERENCE}
+--tp-size 8 --nnodes 2 --node-rank 1 --dist-init-addr 10.0.0.5:25000
+--moe-runner-backend flashinfer_trtllm_routed
+--speculative-algorithm EAGLE --speculative-num-steps 5 --speculative-eagle-topk 1
+--speculative-num-draft-tokens 6
+--max-running-requests 512 --chunked-prefill-size 16384 {COMMON}
+"""
+GOLDEN = {"balanced": BALANCED, "low_latency": LOW_LATENCY}
+
+
+def reference(engine: str) -> tuple[list[str], dict[str, str]]:
+    """The second node of the first engine, if it spans two."""
+    rank, meet = (1, "10.0.0.5:25000") if engine == "low_latency" else (0, None)
+    return server_command(
+        compose([f"engine={engine}"]),
+        Path("/models/GLM-5.2"),
+        12,
+        "10.0.0.5",
+        30000,
+        scratch=Path("/tmp/s"),
+        node_rank=rank,
+        dist_init_addr=meet,
+    )
+
+
+def options(argv: list[str]) -> dict[str, list[str]]:
+    """Option -> its values."""
+    found: dict[str, list[str]] = {}
+    for word in argv:
+        if word.startswith("--"):
+            name = word
+            found[name] = []
+        else:
+            found[name].append(word)
+    return found
+
+
+def smoke(*overrides: str) -> RunConfig:
+    return compose(["experiment=smoke", *overrides])
+
+
+def cpu_command(*overrides: str) -> tuple[list[str], dict[str, str]]:
+    return server_command(
+        smoke(*overrides), Path("/m"), 0, "127.0.0.1", 4000, scratch=Path("/tmp/s")
+    )
+
+
+@pytest.mark.parametrize("engine", GOLDEN)
+def test_reference_command_line(engine: str) -> None:
+    argv, _ = reference(engine)
+    assert argv[:3] == [sys.executable, "-m", "sglang.launch_server"]
+    assert options(argv[3:]) == options(GOLDEN[engine].split())
+
+
+@pytest.mark.parametrize("engine", GOLDEN)
+def test_reference_fills_its_nodes(engine: str) -> None:
+    config = compose([f"engine={engine}"]).engine
+    assert (config.nodes, config.num_engines * config.gpus_per_engine) == (8, 32)
+
+
+def test_reference_server_gets_nothing_of_the_cpu() -> None:
+    _, env = reference("balanced")
+    assert not {"PYTHONPATH", "SGLANG_USE_CPU_ENGINE", "SGLANG_PLUGINS"} & env.keys()
+
+
+def test_sglang_takes_every_argument(tmp_path: Path) -> None:
+    commands = [reference(engine)[0] for engine in GOLDEN] + [cpu_command()[0]]
+    code = """
+import argparse, json, sys
+from sglang.srt.server_args import ServerArgs
+parser = argparse.ArgumentParser()
+ServerArgs.add_cli_args(parser)
+for command in json.loads(sys.argv[1]):
+    parser.parse_args(command)
+print("taken")
+"""
+    arguments = [argv[3:] for (argv,) in zip(commands, strict=True)]
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(arguments)],
+        env={**os.environ, **launch.cpu_env()},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.strip().endswith("taken"), done.stderr[-2000:]
+
+
+def test_stand_ins_only_for_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = launch.importlib.util.find_spec
+    monkeypatch.setattr(
+        launch.importlib.util, "find_spec", lambda name: name if name == "triton" else real(name)
+    )
+    _, env = cpu_command()
+    path = env["PYTHONPATH"].split(os.pathsep)
+    assert not [entry for entry in path if entry.endswith("standins/triton")]
+    assert [entry for entry in path if entry.endswith("standins/sgl_kernel")]
+
+
+def test_threads_of_an_engine_are_those_of_the_config() -> None:
+    _, env = cpu_command("cluster.threads_per_engine=3")
+    assert (env["OMP_NUM_THREADS"], env["MKL_NUM_THREADS"]) == ("3", "3")
+
+
+def test_server_env_of_the_config_comes_last() -> None:
+    _, env = cpu_command("+engine.server_env.TORCHDYNAMO_DISABLE='0'")
+    assert env["TORCHDYNAMO_DISABLE"] == "0"
+
+
+def test_server_args_may_be_flags_lists_or_absent() -> None:
+    config = smoke()
+    config.engine.server_args = {
+        "a-flag": True,
+        "no_flag": False,
+        "nothing": None,
+        "some": [1, 2],
+        "port": 9,
+    }
+    argv, _ = server_command(config, Path("/m"), 0, "127.0.0.1", 4000, scratch=Path("/tmp/s"))
+    assert options(argv[3:])["--a-flag"] == []
+    assert options(argv[3:])["--some"] == ["1", "2"]
+    assert options(argv[3:])["--port"] == ["4000"]
+    assert not {"--no-flag", "--nothing"} & options(argv[3:]).keys()
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("+engine.server_args.dtype=float16", "engine.dtype"),
+        ("+engine.server_args.model_path=/x", "model.path"),
+        ("engine.dtype=int4", "float32, bfloat16, fp8"),
+    ],
+)
+def test_argument_that_another_field_decides_is_refused(override: str, named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        cpu_command(override)
+
+
+def test_engine_starts_from_the_newest_published_weights(tmp_path: Path) -> None:
+    config = smoke()
+    assert weights.to_serve(config, tmp_path) == (launch.ROOT / config.model.path, 0)
+    for version in (3, 12):
+        folder = tmp_path / "weights" / f"version_{version:06d}"
+        folder.mkdir(parents=True)
+        (folder / "version.json").write_text(json.dumps({"version": version}))
+    assert weights.to_serve(config, tmp_path) == (tmp_path / "weights/version_000012", 12)
+
+
+def test_weights_elsewhere_have_a_folder_for_each_run(tmp_path: Path) -> None:
+    config = smoke("engine.weights_dir=/dev/shm/glm52")
+    assert weights.weights_dir(config, tmp_path / "run-a") == Path("/dev/shm/glm52/run-a")
+
+
+def test_missing_weights_are_one_sentence_and_code_2(tmp_path: Path) -> None:
+    save_run_config(smoke("model.path=nowhere"), tmp_path)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "glm52_tbench2.engines.launch", "--run", str(tmp_path)),
+            *("--index", "0", "--host", "127.0.0.1", "--port", "4000"),
+        ],
+        cwd=launch.ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.strip().endswith("has no config.json; point model.path to an HF folder.")
+    assert len(done.stderr.strip().splitlines()) == 1
