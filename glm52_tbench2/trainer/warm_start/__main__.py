@@ -1,0 +1,154 @@
+"""Rebuilds data/tiny: `python -m glm52_tbench2.trainer.warm_start --out data/tiny`."""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from random import Random
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from glm52_tbench2.config.compose import compose
+from glm52_tbench2.config.errors import UserError
+from glm52_tbench2.config.paths import resolve
+from glm52_tbench2.config.schema import RolloutConfig, RunConfig
+from glm52_tbench2.rollout.chat import ChatLayout
+from glm52_tbench2.rollout.protocol import COMPLETE, NO_OUTPUT
+from glm52_tbench2.tasks.sets import load_set
+from glm52_tbench2.tasks.suite import load_suite
+
+from .demos import OPENERS, PROSE, Recording, demonstrate, encode, fresh_instances, record
+from .measure import Episode, by_family, play, summary
+from .tokenizer import corpus, train_tokenizer
+from .train import Encoded, Schedule, new_model, save, train
+
+_SANDBOXES = 4
+"""Tasks recorded side by side."""
+_EPISODES = 64
+"""Episodes measured side by side."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Returns the exit code: 2 for what the user can mend."""
+    args = _arguments(argv)
+    try:
+        build(args, compose(["experiment=smoke"]))
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def build(args: argparse.Namespace, run: RunConfig) -> None:
+    """Tokenizer, recordings, training, files and figures, in this order."""
+    torch.set_num_threads(args.threads)
+    # Denormals slow a small model's late training several times over.
+    torch.set_flush_denormal(True)
+    phrases = [run.rollout.system_prompt, COMPLETE, NO_OUTPUT, "```bash", *OPENERS, *PROSE]
+    tokenizer = train_tokenizer(corpus(args.seed, phrases), run.model.vocab_size)
+    if len(tokenizer) > run.model.vocab_size:
+        raise UserError(f"model.vocab_size is {run.model.vocab_size}; write {len(tokenizer)}.")
+    recordings = recorded(args, run)
+    model = new_model(run.model, tokenizer, args.seed)
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters")
+    train(
+        model,
+        encoded(recordings, tokenizer, run.rollout, Random(f"{args.seed}/behaviour")),
+        Schedule(steps=args.steps),
+        Random(f"{args.seed}/order"),
+        _Progress("step", args.steps),
+    )
+    out = resolve(args.out)
+    save(model, tokenizer, out)
+    if args.samples:
+        measure(out, run, args.samples, args.seed)
+
+
+def recorded(args: argparse.Namespace, run: RunConfig) -> list[Recording]:
+    """The first `args.instances` recordings of the seed, kept in `args.recordings` if given."""
+    kept = []
+    if args.recordings and args.recordings.exists():
+        lines = args.recordings.read_text().splitlines()
+        kept = [Recording.from_json(line) for line in lines[: args.instances]]
+    instances = fresh_instances(Random(f"{args.seed}/instances"))
+    todo = islice(instances, len(kept), args.instances)
+    progress = _Progress("recording", args.instances)
+    for recording in record(todo, run.sandbox, run.rollout, _SANDBOXES):
+        kept.append(recording)
+        if args.recordings:
+            with args.recordings.open("a") as file:
+                file.write(recording.to_json() + "\n")
+        progress(len(kept))
+    return kept
+
+
+def encoded(
+    recordings: list[Recording],
+    tokenizer: PreTrainedTokenizerFast,
+    rollout: RolloutConfig,
+    rng: Random,
+) -> Iterator[Encoded]:
+    """Conversations without end; each pass over the recordings draws new behaviours."""
+    chat = ChatLayout(tokenizer)
+    order = list(recordings)
+    while True:
+        rng.shuffle(order)
+        for recording in order:
+            yield encode(demonstrate(recording, rng), tokenizer, chat, rollout)
+
+
+def measure(folder: Path, run: RunConfig, samples: int, seed: int) -> None:
+    """Prints the mix of behaviours of the model in `folder` on the train and held-out sets."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    chat = ChatLayout.load(folder)
+    suite = load_suite(resolve(run.data.tasks_dir))
+    torch.manual_seed(seed)
+    for name in (run.data.train, run.data.eval):
+        wanted = [suite[task_id] for task_id in load_set(name).ids for _ in range(samples)]
+        episodes: list[Episode] = []
+        for start in range(0, len(wanted), _EPISODES):
+            batch = wanted[start : start + _EPISODES]
+            episodes += play(model, chat, batch, run.rollout, run.sandbox)
+        print(f"{name} at temperature {run.rollout.temperature}")
+        for figures in (summary(episodes), by_family(episodes)):
+            print("  " + "  ".join(f"{key} {value:.2f}" for key, value in figures.items()))
+
+
+class _Progress:
+    """A line a few seconds apart."""
+
+    def __init__(self, what: str, total: int) -> None:
+        self._what, self._total = what, total
+        self._start = self._last = time.monotonic()
+        self._losses: list[float] = []
+
+    def __call__(self, done: int, loss: float | None = None) -> None:
+        if loss is not None:
+            self._losses.append(loss)
+        now = time.monotonic()
+        if now - self._last < 10 and done < self._total:
+            return
+        self._last = now
+        mean = f"  loss {sum(self._losses) / len(self._losses):.3f}" if self._losses else ""
+        self._losses.clear()
+        elapsed = now - self._start
+        print(f"{self._what} {done}/{self._total}{mean}  {elapsed:.0f} s", flush=True)
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="warm_start", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder for weights and tokenizer")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--instances", type=int, default=3944, help="tasks to demonstrate on")
+    parser.add_argument("--steps", type=int, default=1600, help="training steps")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads")
+    parser.add_argument("--samples", type=int, default=4, help="episodes a task measured; 0: none")
+    parser.add_argument("--recordings", type=Path, help="file that keeps what sandboxes answered")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
