@@ -9,6 +9,7 @@ import asyncio
 import errno
 import importlib
 import logging
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -256,4 +257,9 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Taking torch and OpenEnv apart takes seconds, and everything is on disk.
+    os._exit(code)

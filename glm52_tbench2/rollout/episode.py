@@ -176,10 +176,10 @@ class _Play:
             reason, error = EndReason.sandbox, str(failure)
         except EngineError as failure:
             reason, error = EndReason.engine, str(failure)
-        finally:
-            total_s = perf_counter() - started
-            if sandbox is not None:
-                await sandbox.close()
+        total_s = perf_counter() - started
+        # Not when cancelled: the driver is ending then, and its sessions end with its connections.
+        if sandbox is not None:
+            await sandbox.close()
         return self._sample(reason, reward, error, total_s)
 
     async def _converse(self, sandbox: Sandbox, instruction: str) -> EndReason:
