@@ -22,7 +22,9 @@ def notes(config: RunConfig, reference_clip: dict[str, object]) -> list[str]:
         return []
     clip = config.clip
     set_knobs = [
-        name for name in ("eps_low", "eps_high", "dual_clip") if getattr(clip, name) != reference_clip[name]
+        name
+        for name in ("eps_low", "eps_high", "dual_clip")
+        if getattr(clip, name) != reference_clip[name]
     ]
     if clip.loss is not PolicyLoss.ppo:
         set_knobs.append(f"loss={clip.loss.name}")
@@ -58,7 +60,9 @@ def _positive(config: RunConfig) -> list[str]:
         "parallel.logprob_chunk": config.parallel.logprob_chunk,
         "engine.num_engines": config.engine.num_engines,
     }
-    return [f"{name} is {value}; it must be above 0." for name, value in values.items() if value <= 0]
+    return [
+        f"{name} is {value}; it must be above 0." for name, value in values.items() if value <= 0
+    ]
 
 
 def _rollout(config: RunConfig) -> list[str]:

@@ -138,7 +138,9 @@ def explain(error: Exception) -> str:
             + (_nearest(choice, options) or ".")
             + f" Available: {', '.join(options)}."
         )
-    if found := re.search(r"Could not override '([\w/]+)'.*No match in the defaults list", text, re.S):
+    if found := re.search(
+        r"Could not override '([\w/]+)'.*No match in the defaults list", text, re.S
+    ):
         return f"There is no config group '{found[1]}'{_nearest(found[1], _groups()) or '.'}"
     if found := re.search(r"Could not override '([\w./@]+)'", text) or re.search(
         r"Could not append to config\.? .*?'([\w./]+)'", text

@@ -5,12 +5,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from omegaconf import OmegaConf
 
-from glm52_tbench2.config.paths import CONF, DATA
+from glm52_tbench2.config.paths import DATA
 from glm52_tbench2.config.schema import SandboxConfig
+from glm52_tbench2.envs.check import local_sandbox, scripted
 from glm52_tbench2.envs.local import LocalSandbox
-from glm52_tbench2.envs.sandbox import Verdict
 from glm52_tbench2.tasks.check import check_suite
 from glm52_tbench2.tasks.mini import WORDS, committed
 from glm52_tbench2.tasks.suite import Task, load_suite
@@ -20,10 +19,7 @@ NUM_THREADS = 4
 
 @pytest.fixture(scope="module")
 def config() -> SandboxConfig:
-    local = OmegaConf.load(CONF / "sandbox" / "local.yaml")
-    config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(SandboxConfig), local))
-    assert isinstance(config, SandboxConfig)
-    return config
+    return local_sandbox()
 
 
 @pytest.fixture(scope="module")
@@ -34,16 +30,7 @@ def suite() -> dict[str, Task]:
 def test_solutions_score_1_and_doing_nothing_or_wrong_scores_0(
     suite: dict[str, Task], config: SandboxConfig
 ) -> None:
-    def runner(task: Task, script: str | None) -> Verdict:
-        sandbox = LocalSandbox(task, config)
-        try:
-            if script is not None:
-                sandbox.exec(script, config.command_timeout_s)
-            return sandbox.verify()
-        finally:
-            sandbox.close()
-
-    results = check_suite(suite.values(), runner, NUM_THREADS)
+    results = check_suite(suite.values(), scripted(config), NUM_THREADS)
     assert len(results) == 3 * 89
     assert [(r.task.id, r.attempt, r.reward, r.error) for r in results if not r.ok] == []
 
