@@ -28,7 +28,7 @@ glm52 train --help lists the config groups; glm52 VERB --help says more on a ver
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one verb and returns its exit code: 0 done, 2 bad input, 130 interrupted, else failed."""
+    """Runs one verb. Exit code: 0 done, 2 bad input, 130 interrupted, else failed."""
     arguments = sys.argv[1:] if argv is None else argv
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_USAGE, end="")

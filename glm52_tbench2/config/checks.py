@@ -153,7 +153,8 @@ def _parallel(config: RunConfig) -> list[str]:
         )
     if model.num_heads % parallel.tensor:
         found.append(
-            f"parallel.tensor ({parallel.tensor}) does not divide model.num_heads ({model.num_heads})."
+            f"parallel.tensor ({parallel.tensor}) does not divide model.num_heads "
+            f"({model.num_heads})."
         )
     found += _stages(config)
     return found

@@ -120,7 +120,7 @@ class ModelConfig:
     name: str = MISSING
     """Name shown in reports."""
     family: ModelFamily = MISSING
-    """Architecture: glm_moe_dsa (GLM-5.2) or glm4_moe_lite (GLM-4.7-Flash), as transformers names them."""
+    """Architecture by transformers' name: glm_moe_dsa (GLM-5.2), glm4_moe_lite (GLM-4.7-Flash)."""
     path: str = MISSING
     """Folder with the starting weights (HF safetensors), config.json and the tokenizer."""
     dtype: DType = MISSING
@@ -212,7 +212,7 @@ class RolloutConfig:
     mode: Mode = MISSING
     """sync: generate, then train, in turn; fully_async: generate while training."""
     pause_mode: PauseMode = MISSING
-    """What a weight update does to running requests: in_place keeps their KV cache, retract drops it."""
+    """Running requests at a weight update: in_place keeps their KV cache, retract drops it."""
     max_staleness: int | None = MISSING
     """Drop samples with a token older than this many weight versions; null: keep all."""
     filters: list[str] = MISSING
@@ -402,7 +402,7 @@ class OptimConfig:
 @dataclass
 class EvalConfig:
     every: int = MISSING
-    """Steps between evaluations; one also runs before the first step and after the last. 0: never."""
+    """Steps between evaluations; also before the first step and after the last. 0: never."""
     samples_per_task: int = MISSING
     """Episodes of each held-out task."""
     temperature: float = MISSING

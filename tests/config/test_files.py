@@ -22,7 +22,8 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
 
 def test_a_kill_in_the_middle_leaves_no_half_file(tmp_path):
     code = (
-        "import os, sys; from pathlib import Path; from glm52_tbench2.config.files import atomic_path\n"
+        "import os; from pathlib import Path\n"
+        "from glm52_tbench2.config.files import atomic_path\n"
         f"with atomic_path(Path({str(tmp_path / 'f')!r})) as t:\n"
         "    t.write_bytes(b'half'); os.kill(os.getpid(), 9)"
     )
