@@ -160,6 +160,8 @@ class RoleProcess:
         finally:
             os.close(ours)
         self.state, self.started_at, self.ready_s = State.starting, time.monotonic(), None
+        if self.spec.health is None and self.spec.ready_key is None:
+            self.set_ready()
 
     def poll(self) -> int | None:
         """The exit code, once, when the role has ended and nothing of it is left."""
@@ -173,7 +175,8 @@ class RoleProcess:
         """Whether its gate is passed now."""
         if self.spec.health is not None:
             return _answers(self._host, self._port or 0, self.spec.health)
-        return self.spec.ready_key is None or signals.get(self.spec.ready_key) is not None
+        assert self.spec.ready_key is not None
+        return signals.get(self.spec.ready_key) is not None
 
     def set_ready(self) -> None:
         """Notes that the gate is passed."""

@@ -87,11 +87,10 @@ def _finished(run_dir: Path, config: RunConfig, console: Console) -> None:
     for step in dict.fromkeys((*held_out[:1], *held_out[-1:])):
         line = held_out_line(numbers, step)
         lines.append(line[0].upper() + line[1:])
-    shown_dir = _shown(run_dir)
     lines += [
         "",
-        f"Report:   {shown_dir}/report.html",
-        f"Metrics:  {shown_dir}/metrics.jsonl",
+        f"Report:   {_report(run_dir)}",
+        f"Metrics:  {_shown(run_dir)}/metrics.jsonl",
         "Try next: glm52 train experiment=smoke data=mini8   "
         "(8 tasks instead of 69; compare the reports)",
     ]
@@ -100,7 +99,17 @@ def _finished(run_dir: Path, config: RunConfig, console: Console) -> None:
         console.print(Text(text), soft_wrap=True)
 
 
-def _shown(run_dir: Path) -> str:
+def _report(run_dir: Path) -> str:
+    """Where the report is; a report that fails is told, and does not make the run fail."""
+    from ..analysis.report import write_report
+
+    try:
+        return _shown(write_report(run_dir))
+    except Exception as error:
+        return f"not written ({type(error).__name__}: {error}); try: glm52 report {_shown(run_dir)}"
+
+
+def _shown(path: Path) -> str:
     """As a person would write it from here."""
     here = Path.cwd()
-    return str(run_dir.relative_to(here) if run_dir.is_relative_to(here) else run_dir)
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)

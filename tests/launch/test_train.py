@@ -49,6 +49,7 @@ def test_a_finished_run_tells_the_reward_before_and_after_and_where_to_look(smok
     assert "Held out after step 0: reward 0.25 (0.15 to 0.35)" in out
     assert "Held out after step 24: reward 0.50 (0.40 to 0.60)" in out
     assert f"{run_dir}/report.html" in out
+    assert (run_dir / "report.html").exists()
 
 
 def test_a_run_that_is_stopped_says_how_to_go_on(smoke, roles, capsys):
