@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 
@@ -168,7 +169,8 @@ class Driver:
             return False
         except CorruptBatchError as error:
             aside = path.with_name(f"{path.name}.corrupt")
-            path.replace(aside)
+            with suppress(FileNotFoundError):  # the trainer, who reads it too, was first
+                path.replace(aside)
             log.warning("%s; moved to %s and made again", error, aside.name)
             return False
         except ForeignBatchError as error:

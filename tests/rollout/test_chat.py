@@ -1,8 +1,10 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoTokenizer
 
 from glm52_tbench2.config.errors import UserError
+from glm52_tbench2.config.paths import DATA
 from glm52_tbench2.rollout.chat import ChatLayout
 
 from .conftest import SPECIAL, TEMPLATE, make_tokenizer
@@ -102,3 +104,15 @@ def test_load_takes_the_models_own_ends(tmp_path, tokenizer):
     tokenizer.save_pretrained(tmp_path)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [256, 262]}')
     assert {256, 262} <= set(ChatLayout.load(tmp_path).stop_token_ids)
+
+
+def test_the_small_models_own_layout():
+    chat = ChatLayout.load(DATA / "tiny")
+    user = chat.observation("", -1)[0]
+    ids = [*chat.prompt("sys", "do it"), *chat.observation("out", user)]
+    assert chat.text(ids) == (
+        "[gMASK]<sop><|system|>\nsys<|user|>\ndo it<|assistant|>\n\nout<|assistant|>\n"
+    )
+    names = ["<|endoftext|>", "<|user|>", "<|observation|>"]
+    ends = AutoTokenizer.from_pretrained(DATA / "tiny").convert_tokens_to_ids(names)
+    assert chat.stop_token_ids == sorted(ends)
