@@ -26,7 +26,7 @@ from .run_files import FINISHED_FILE, RunFiles
 POLL_S = 1.0
 # What a run is known by lies in its config and identity. wandb would add the host, the command
 # line, the console and the git remote, which may hold names and secrets that are nobody's business.
-_QUIET: dict[str, Any] = {
+_SETTINGS: dict[str, Any] = {
     "console": "off",
     "disable_git": True,
     "host": "undisclosed",
@@ -36,6 +36,8 @@ _QUIET: dict[str, Any] = {
     "x_disable_meta": True,
     "x_disable_stats": True,
     "x_save_requirements": False,
+    # Every role of a run starts at once, and wandb's service with them.
+    "x_service_wait": 120.0,
 }
 
 
@@ -120,7 +122,7 @@ def _start(run_dir: Path, config: RunConfig) -> Any:
             mode=config.tracking.wandb.value,
             resume="allow" if config.tracking.wandb is WandbMode.online else None,
             config={**_knobs(config), "identity": identity},
-            settings=wandb.Settings(**_QUIET),
+            settings=wandb.Settings(**_SETTINGS),
         )
     except (UsageError, AuthenticationError) as error:
         raise UserError(

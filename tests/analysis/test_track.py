@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,7 +25,7 @@ from glm52_tbench2.config.paths import ROOT
 from .fake_run import FakeRun
 
 SECRET = "0123456789abcdef0123456789abcdef01234567"
-DEADLINE_S = 120.0
+DEADLINE_S = 240.0
 
 
 @dataclass
@@ -81,20 +82,30 @@ def folders(run_dir: Path) -> list[Path]:
     return sorted(run_dir.glob("wandb/offline-run-*"), key=lambda p: p.stat().st_mtime)
 
 
-def start(run_dir: Path) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
+@contextmanager
+def tracker(run_dir: Path) -> Iterator["subprocess.Popen[str]"]:
+    """The role as a process of its own; whatever is left of it at the end is killed."""
+    process = subprocess.Popen(
         [sys.executable, "-m", "glm52_tbench2.analysis.track", "--run", str(run_dir)],
         cwd=ROOT,
         env={**os.environ, "WANDB_API_KEY": SECRET, "SOME_TOKEN": SECRET},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
-def until(holds: Any) -> None:
+def until(process: "subprocess.Popen[str]", holds: Callable[[], object]) -> None:
     give_up = time.monotonic() + DEADLINE_S
     while not holds():
+        assert process.poll() is None, process.communicate()
         assert time.monotonic() < give_up
         time.sleep(0.2)
 
@@ -104,16 +115,16 @@ def tracked(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> I
     """A run tracked while it is written: stopped in the middle, started again, finished."""
     run_dir = tmp_path_factory.mktemp("tracked") / "smoke: 1129"
     FakeRun(run_dir, tokenizer, steps=3).write(upto=2, eval_every=2, finished=False)
-    first = start(run_dir)
-    until(lambda: folders(run_dir))
-    first.send_signal(signal.SIGTERM)
-    assert first.wait(DEADLINE_S) == 128 + signal.SIGTERM, first.communicate()
-    second = start(run_dir)
-    until(lambda: len(folders(run_dir)) == 2)
-    metrics_log.append(run_dir, 3, "trainer", {"trainer/loss": 0.25})
-    (run_dir / "finished").write_text("now\n")
-    output = second.communicate(timeout=DEADLINE_S)
-    assert second.returncode == 0, output
+    with tracker(run_dir) as first:
+        until(first, lambda: folders(run_dir))
+        first.send_signal(signal.SIGTERM)
+        assert first.wait(DEADLINE_S) == 128 + signal.SIGTERM, first.communicate()
+    with tracker(run_dir) as second:
+        until(second, lambda: len(folders(run_dir)) == 2)
+        metrics_log.append(run_dir, 3, "trainer", {"trainer/loss": 0.25})
+        (run_dir / "finished").write_text("now\n")
+        output = second.communicate(timeout=DEADLINE_S)
+        assert second.returncode == 0, output
     yield run_dir
 
 
@@ -187,15 +198,15 @@ def test_a_disabled_tracker_ends_at_once(finished_run: Path, tmp_path: Path) -> 
     config = (finished_run / "config.yaml").read_text()
     assert "wandb: offline" in config
     (tmp_path / "config.yaml").write_text(config.replace("wandb: offline", "wandb: disabled"))
-    process = start(tmp_path)
-    output = process.communicate(timeout=DEADLINE_S)
+    with tracker(tmp_path) as process:
+        output = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, output
     assert not (tmp_path / "wandb").exists()
 
 
 def test_a_folder_that_is_no_run_gets_one_sentence(tmp_path: Path) -> None:
-    process = start(tmp_path)
-    _, error = process.communicate(timeout=DEADLINE_S)
+    with tracker(tmp_path) as process:
+        _, error = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 2
     assert error == f"{tmp_path} is not a run folder: it has no config.yaml.\n"
 
