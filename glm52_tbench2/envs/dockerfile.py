@@ -188,11 +188,14 @@ def _matches(context: Path, source: str) -> list[Path]:
 
 
 @lru_cache(maxsize=1024)
-def pack(folder: Path) -> bytes:
-    """What `folder` holds, as an uncompressed tar."""
+def pack_tests(tests: Path) -> bytes:
+    """The root as a verification needs it: `tests` at /tests and an empty /logs/verifier."""
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w", format=tarfile.GNU_FORMAT) as tar:
-        _add(tar, folder, ".", None)
+        _add(tar, tests, "tests", None)
+        logs = tarfile.TarInfo("logs/verifier")
+        logs.type, logs.mode, logs.mtime = tarfile.DIRTYPE, 0o755, MADE_AT
+        tar.addfile(logs)
     return archive.getvalue()
 
 

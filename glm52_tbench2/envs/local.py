@@ -8,15 +8,14 @@ from contextlib import ExitStack, closing
 
 from ..config.schema import SandboxConfig
 from ..tasks.suite import Task
-from .dockerfile import pack, read_recipe
-from .namespace import NO_CAPABILITIES, TRUSTED_ENV, Namespace, check, tool
+from .dockerfile import pack_tests, read_recipe
+from .namespace import TRUSTED_ENV, Namespace, check, unprivileged
 from .pipes import Input, Output, Pipe, pump
 from .sandbox import ExecResult, SandboxError, Verdict
 from .shell import Shell, limits_script
 
 __all__ = ["LocalSandbox", "attempt", "check"]
 
-_TEST = "/usr/bin/bash /tests/test.sh"
 _REWARD_BYTES = 64
 _REWARDS = {b"1": 1.0, b"0": 0.0}
 # Runs with every capability of the sandbox's user namespace, in a mount namespace of its own. $1 is
@@ -24,17 +23,15 @@ _REWARDS = {b"1": 1.0, b"0": 0.0}
 # follow. What the policy may have removed is made anew.
 _VERIFY = f"""set -e
 mount -t tmpfs -o "nosuid,nodev,size=$3m" tmpfs /tests
-tar --no-same-owner -xpf - -C /tests
 mount -t tmpfs -o nosuid,nodev,size=64m tmpfs /logs
-mkdir /logs/verifier
+tar --no-same-owner -xpf - -C /
 set +e
 folder=$1 verdict=$2; shift 3
-mkdir -p -m 1777 /tmp
-mkdir -p -- "$folder"
-cd -- "$folder" || cd /
+[ -d /tmp ] || mkdir -m 1777 /tmp
+cd -- "$folder" 2>/dev/null || {{ mkdir -p -- "$folder"; cd -- "$folder"; }} || cd /
 (eval "exec $verdict>&-"; exec "$@") </dev/null
-[ ! -f /logs/verifier/reward.txt ] || head -c {_REWARD_BYTES} /logs/verifier/reward.txt >&"$verdict"
-exit 0
+[ ! -f /logs/verifier/reward.txt ] || read -r -d "" -n {_REWARD_BYTES} < /logs/verifier/reward.txt
+printf %s "$REPLY" >&"$verdict"
 """
 
 
@@ -111,10 +108,10 @@ class LocalSandbox:
         """(verdict, whether tests/test.sh ended within its time)."""
         timeout_s = self._config.verifier_timeout_s or self._task.verifier_timeout_s
         limits = limits_script(self._memory_mb, 2 * self._config.max_processes)
-        test = [tool("setpriv"), *NO_CAPABILITIES[:-1], "--bounding-set=-all,+dac_override", "--"]
-        test += ["/usr/bin/env", "-i", *(f"{name}={value}" for name, value in self._env.items())]
-        test += ["PYTHONNOUSERSITE=1", "/usr/bin/bash", "-c", f"{limits}; exec {_TEST}"]
-        tests = pack(self._task.tests)
+        env = {**self._env, "PYTHONNOUSERSITE": "1"}
+        run = ["/usr/bin/bash", "-c", f"{limits}; exec /usr/bin/bash /tests/test.sh"]
+        test = unprivileged(run, env, but="dac_override")
+        tests = pack_tests(self._task.tests)
         size_mb = 16 + len(tests) * 2 // 2**20
         with closing(Pipe()) as told:
             command = ["/usr/bin/unshare", "--mount", "--propagation=private", "--"]
@@ -140,7 +137,6 @@ class LocalSandbox:
 
         Returns its exit code, None if it did not end by `deadline`, and what it printed.
         """
-        before = self._namespace.processes()
         with closing(Pipe()) as printed, ExitStack() as opened:
             process = self._namespace.enter(
                 command,
@@ -160,7 +156,7 @@ class LocalSandbox:
             source = Input(process.stdin.fileno(), data)
             pump([output, background], source, ended, deadline, at_end=process.stdin.close)
             code = process.poll()
-            self._namespace.kill(before)
+            self._namespace.kill_apart()
             process.kill()  # stopped tests have stopped it too
             process.wait()
             output.read_rest()

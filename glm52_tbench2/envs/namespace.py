@@ -21,7 +21,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
@@ -55,16 +55,14 @@ _SHARED_FOLDERS = ("/tmp", "/var/tmp")
 # Runs with every capability in the sandbox's own user namespace before any line of the policy.
 # hidepid=4: processes of others, the verifier's, are not in the policy's /proc (Linux 5.8).
 _PREPARE = """set -e
-path=$PATH PATH=/usr/sbin:/usr/bin:/sbin:/bin
 mount -t tmpfs -o "remount,nosuid,nodev,size=$1m,nr_inodes=$2" tmpfs /
 mount -t tmpfs -o "remount,nosuid,nodev,size=$1m,nr_inodes=$2" tmpfs /dev
 mount -t proc -o remount,nosuid,nodev,noexec,hidepid=4 proc /proc
 echo 0 > /proc/sys/user/max_user_namespaces
-PATH=$path; shift 2; exec "$@"
+shift 2; exec "$@"
 """
 _INODES_PER_MB = 256
 TRUSTED_ENV = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
-NO_CAPABILITIES = ("--no-new-privs", "--inh-caps=-all", "--bounding-set=-all")
 # Above every range that systems hand out to people, services and containers.
 _FIRST_UID = 2_000_000_000
 _uids = itertools.count(_FIRST_UID)
@@ -121,6 +119,17 @@ def _own_user() -> int | None:
     maps = Path("/proc/self/uid_map").read_text().splitlines()
     mapped = (tuple(map(int, line.split())) for line in maps)
     return uid if any(first <= uid < first + count for first, _, count in mapped) else None
+
+
+def unprivileged(command: Sequence[str], env: Mapping[str, str], but: str = "") -> list[str]:
+    """`command` with exactly the variables `env` and no capabilities, `but` for one.
+
+    The variables are set when the capabilities are gone: some of them choose what is loaded.
+    """
+    kept = f",+{but}" if but else ""
+    drop = ("--no-new-privs", "--inh-caps=-all", f"--bounding-set=-all{kept}", "--")
+    variables = (f"{name}={value}" for name, value in env.items())
+    return [tool("setpriv"), *drop, "/usr/bin/env", "-i", *variables, *command]
 
 
 @lru_cache(maxsize=1)
@@ -218,6 +227,7 @@ class Namespace:
             self._user_namespace = os.open(f"/proc/{self.pid}/ns/user", os.O_RDONLY)
             self._open.callback(os.close, self._user_namespace)
             self._pid_namespace = os.readlink(f"/proc/{self.pid}/ns/pid")
+            self._mount_namespace = os.readlink(f"/proc/{self.pid}/ns/mnt")
         except OSError as error:
             raise SandboxError(f"the sandbox ended at once: {error}") from error
         self._open.callback(self._end)
@@ -225,7 +235,7 @@ class Namespace:
     def enter(
         self,
         command: Sequence[str],
-        env: dict[str, str],
+        env: Mapping[str, str],
         *,
         trusted: bool = False,
         **options: Any,
@@ -237,7 +247,7 @@ class Namespace:
         the command and ends as it does. Raises SandboxError.
         """
         if not trusted:
-            command = [tool("setpriv"), *NO_CAPABILITIES, "--", *command]
+            command = unprivileged(command, env)
         with self._lock:
             if self._closed:
                 raise SandboxError("the sandbox is closed")
@@ -249,7 +259,7 @@ class Namespace:
                 argv.append("--preserve-credentials")
             argv += ["--", *self._first, *command]
             try:
-                process = subprocess.Popen(argv, env=env, start_new_session=True, **options)
+                process = subprocess.Popen(argv, env=TRUSTED_ENV, start_new_session=True, **options)
             except OSError as error:
                 raise SandboxError(f"cannot enter the sandbox: {error}") from error
             self._first = []
@@ -264,30 +274,34 @@ class Namespace:
 
     def kill(self, spare: set[int]) -> None:
         """Ends every process inside but those in `spare`, by their numbers inside."""
+        spare = spare | {1}
+
+        def condemned(pid: str) -> bool:
+            found = _STATUS.search(Path(f"/proc/{pid}/status").read_text())
+            return bool(found and found["state"] not in "ZX" and int(found["inside"]) not in spare)
+
+        self._kill_while(condemned)
+
+    def kill_apart(self) -> None:
+        """Ends the processes inside that are in a mount namespace of their own."""
+        self._kill_while(lambda pid: os.readlink(f"/proc/{pid}/ns/mnt") != self._mount_namespace)
+
+    def _kill_while(self, condemned: Callable[[str], bool]) -> None:
         deadline = time.monotonic() + _KILL_TIMEOUT_S
-        while victims := list(self._found(spare | {1})):
+        while victims := [pid for pid in self._found() if _holds(condemned, pid)]:
             for pid in victims:
-                self._kill_one(pid)
+                self._kill_one(int(pid))
             if time.monotonic() > deadline:  # it forks faster than we look: all, in one sweep
                 self.enter(["/usr/bin/bash", "-c", "kill -KILL -1"], TRUSTED_ENV).wait()
                 return
             time.sleep(0.001)
 
-    def _found(self, spare: set[int]) -> Iterator[int]:
-        """Live processes inside by their numbers out here, save `spare`, by those inside."""
-        for name in os.listdir("/proc"):
-            if not name.isdigit() or not self._inside(name):
-                continue
-            with contextlib.suppress(OSError):
-                found = _STATUS.search(Path(f"/proc/{name}/status").read_text())
-                if found and found["state"] not in "ZX" and int(found["inside"]) not in spare:
-                    yield int(name)
+    def _found(self) -> list[str]:
+        """Processes inside, as numbered out here."""
+        return [name for name in os.listdir("/proc") if name.isdigit() and self._inside(name)]
 
     def _inside(self, pid: int | str) -> bool:
-        try:
-            return os.readlink(f"/proc/{pid}/ns/pid") == self._pid_namespace
-        except OSError:  # ended, or not ours to look at
-            return False
+        return _holds(lambda pid: os.readlink(f"/proc/{pid}/ns/pid") == self._pid_namespace, pid)
 
     def _kill_one(self, pid: int) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -318,6 +332,13 @@ class Namespace:
             if not self._closed:
                 self._closed = True
                 self._open.close()
+
+
+def _holds(test: Callable[[Any], bool], pid: int | str) -> bool:
+    try:
+        return test(pid)
+    except OSError:  # it has ended, or is not ours to look at
+        return False
 
 
 def _read_until(fd: int, end: bytes, timeout_s: float) -> bytes:

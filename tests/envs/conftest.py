@@ -29,7 +29,7 @@ PROVIDERS: dict[str, OpenSandbox] = {"local": LocalSandbox}
 CONFIG = SandboxConfig(
     provider=SandboxProvider.local,
     max_concurrent=16,
-    command_timeout_s=20.0,
+    command_timeout_s=60.0,
     verifier_timeout_s=None,
     memory_mb=None,
     disk_mb=None,
@@ -56,7 +56,7 @@ def write_task(
     test: str = IS_DONE,
     dockerfile: str = "FROM debian\nWORKDIR /app\nCOPY files/ /app/\n",
     files: dict[str, str] | None = None,
-    verifier_s: float = 20.0,
+    verifier_s: float = 120.0,
 ) -> Task:
     """A task on disk; `files` lie in its environment folder."""
     written = {
@@ -197,6 +197,6 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory, suite: Path) -> Iterator[Server]:
     """A server with 16 places."""
-    server = Server(tmp_path_factory.mktemp("run"), suite, max_concurrent=16, command_timeout_s=20)
+    server = Server(tmp_path_factory.mktemp("run"), suite, max_concurrent=16, command_timeout_s=60)
     yield server
     server.stop()

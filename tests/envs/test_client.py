@@ -86,7 +86,7 @@ def test_a_server_that_tells_no_exit_code_is_understood(upstream: str) -> None:
     async def episode() -> None:
         session = await EnvSession.open(upstream)
         await session.reset("passed")
-        result = await session.exec("ls", 20.0)
+        result = await session.exec("ls", 60.0)
         assert (result.output, result.exit_code, result.timed_out) == ("ran ls", None, False)
         await session.close()
 
@@ -98,7 +98,7 @@ def test_an_error_in_an_observation_spends_the_session(upstream: str) -> None:
         session = await EnvSession.open(upstream)
         await session.reset("passed")
         with pytest.raises(SandboxError, match="the toolkit failed"):
-            await session.exec("fail", 20.0)
+            await session.exec("fail", 60.0)
         with pytest.raises(SandboxError, match="given up"):
             await session.evaluate()
         await session.close()
@@ -112,9 +112,9 @@ def test_a_late_answer_never_reaches_the_next_question(upstream: str) -> None:
         await session.reset("passed")
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
-                await session.exec("hang", 20.0)
+                await session.exec("hang", 60.0)
         with pytest.raises(SandboxError):
-            await session.exec("ls", 20.0)
+            await session.exec("ls", 60.0)
         await session.close()
 
     asyncio.run(episode())

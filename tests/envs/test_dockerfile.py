@@ -54,7 +54,7 @@ workdir /srv/final
     (task.environment / "files" / "link").symlink_to("a.txt")
     with closing(LocalSandbox(task, CONFIG)) as sandbox:
         find = "find . -printf '%P %M %y %l\\n' | sort"
-        assert sandbox.exec(f"pwd; cd /srv; {find}", 20.0).output.splitlines() == [
+        assert sandbox.exec(f"pwd; cd /srv; {find}", 60.0).output.splitlines() == [
             "/srv/final",
             " drwxr-xr-x d ",
             "cfg drwxr-xr-x d ",
@@ -75,7 +75,7 @@ workdir /srv/final
         ]
         said = sandbox.exec(
             "cat data/greeting data/form; echo $GREETING, $LAST, $PATH; stat -c %a /etc-like/*",
-            20.0,
+            60.0,
         )
         assert said.output == (
             "hello world\nmore\nexec form\n"
@@ -90,7 +90,7 @@ def test_two_sandboxes_of_a_task_look_the_same(make_task: Callable[..., Task]) -
     looks = []
     for _ in range(2):
         with closing(LocalSandbox(task, CONFIG)) as sandbox:
-            looks.append(sandbox.exec("ls -laR --time-style=full-iso /app; env; ps", 20.0).output)
+            looks.append(sandbox.exec("ls -laR --time-style=full-iso /app; env; ps", 60.0).output)
     assert looks[0] == looks[1]
     assert "2025-01-01" in looks[0]
 
@@ -98,7 +98,7 @@ def test_two_sandboxes_of_a_task_look_the_same(make_task: Callable[..., Task]) -
 def test_a_date_that_a_step_sets_is_kept(make_task: Callable[..., Task]) -> None:
     task = make_task(dockerfile="FROM x\nWORKDIR /app\nRUN touch -d 2001-02-03 old; touch now\n")
     with closing(LocalSandbox(task, CONFIG)) as sandbox:
-        assert "2001-02-03" in sandbox.exec("stat -c %y old", 20.0).output
+        assert "2001-02-03" in sandbox.exec("stat -c %y old", 60.0).output
 
 
 def test_jobs_that_a_step_starts_go_on(make_task: Callable[..., Task]) -> None:
@@ -106,7 +106,7 @@ def test_jobs_that_a_step_starts_go_on(make_task: Callable[..., Task]) -> None:
         dockerfile="FROM x\nWORKDIR /app\nRUN sleep 300 > /dev/null 2>&1 & echo $! > pid\n"
     )
     with closing(LocalSandbox(task, CONFIG)) as sandbox:
-        assert sandbox.exec("kill $(cat pid) && echo ended", 20.0).output == "ended\n"
+        assert sandbox.exec("kill $(cat pid) && echo ended", 60.0).output == "ended\n"
 
 
 @pytest.mark.parametrize(

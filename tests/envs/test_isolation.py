@@ -13,7 +13,7 @@ import pytest
 
 from glm52_tbench2.config.errors import UserError
 from glm52_tbench2.envs import local, namespace
-from glm52_tbench2.envs.dockerfile import pack, read_recipe
+from glm52_tbench2.envs.dockerfile import pack_tests, read_recipe
 from glm52_tbench2.envs.local import LocalSandbox
 from glm52_tbench2.tasks.suite import Task
 
@@ -27,7 +27,7 @@ def box(shared_task: Task):
         yield sandbox
 
 
-def run(sandbox: LocalSandbox, command: str, timeout_s: float = 20.0) -> str:
+def run(sandbox: LocalSandbox, command: str, timeout_s: float = 60.0) -> str:
     return sandbox.exec(command, timeout_s).output
 
 
@@ -35,7 +35,7 @@ def test_deleting_everything_deletes_only_the_sandbox(
     local: LocalSandbox, shared_task: Task
 ) -> None:
     local.exec(
-        "rm -rf /app /root /tmp /etc /dev /var /usr/bin/e* /bin/e* /lib64 /proc/[a-z]*", 20.0
+        "rm -rf /app /root /tmp /etc /dev /var /usr/bin/e* /bin/e* /lib64 /proc/[a-z]*", 60.0
     )
     local.exec("rm -rf --no-preserve-root /", 1.0)
     assert run(local, "ls /root /app /tmp 2>/dev/null; echo usable") == "usable\n"
@@ -117,6 +117,8 @@ def test_no_secret_of_ours_is_inside(
 def test_nothing_of_ours_is_open_inside(box: LocalSandbox) -> None:
     targets = {line.split(":")[0] for line in run(box, "readlink /proc/[0-9]*/fd/*").splitlines()}
     assert targets <= {"pipe", "/dev/null"}
+    # A program gets its three files and what it opens itself.
+    assert run(box, "ls /proc/self/fd") == "0\n1\n2\n3\n"
 
 
 def test_no_privilege_is_held_or_to_be_had(box: LocalSandbox) -> None:
@@ -146,7 +148,7 @@ def test_a_sandbox_of_root_runs_as_a_user_who_owns_nothing(box: LocalSandbox) ->
 def test_processes_are_bounded_and_a_fork_bomb_is_survived(local: LocalSandbox) -> None:
     run(local, "bomb() { bomb | bomb & }; bomb; sleep 300", 2.0)
     assert len(processes_inside(local)) <= CONFIG.max_processes
-    assert local.exec("sleep 300 & echo usable", 20.0).output == "usable\n"
+    assert local.exec("sleep 300 & echo usable", 60.0).output == "usable\n"
     assert local.verify().reward == 0.0
 
 
@@ -187,7 +189,7 @@ def test_an_unprivileged_user_gets_the_same(shared_task: Task) -> None:
     if os.geteuid() != 0:
         return  # every other test of this folder is this test
     # A fork keeps what this user could not read from disk: the interpreter and the task.
-    read_recipe(shared_task.environment), pack(shared_task.tests)
+    read_recipe(shared_task.environment), pack_tests(shared_task.tests)
     libc = ctypes.CDLL(None)
     out, into = os.pipe()
     child = os.fork()

@@ -41,6 +41,11 @@ ATTACKS = {
             chmod +x $name
         done
         cp bash /root/.bashrc; cp bash /root/.profile""",
+    "libraries of its own": """
+        mkdir -p /app/lib; for name in libcap-ng.so.0 libmount.so.1 libselinux.so.1; do
+            echo junk > /app/lib/$name
+        done
+        exit""",
     "kills everything": "(sleep 0.3; while :; do kill -9 -1; done) > /dev/null 2>&1 &",
     "kills everything at once": "(while :; do kill -9 -1; done) > /dev/null 2>&1 & sleep 1",
     "fills the disk": "head -c 1G /dev/zero > /full; head -c 1G /dev/zero > /dev/shm/full",
@@ -62,7 +67,9 @@ EOF
 
 @pytest.fixture
 def attacked(make_task: Callable[..., Task]):
-    task = make_task(test=SLOW, dockerfile="FROM x\nENV PATH=/app/bin:$PATH\nWORKDIR /app\n")
+    # Where programs and libraries are looked for is the task's to say, and here unwise.
+    variables = "ENV PATH=/app/bin:$PATH LD_LIBRARY_PATH=/app/lib"
+    task = make_task(test=SLOW, dockerfile=f"FROM x\n{variables}\nWORKDIR /app\n")
     sandbox = LocalSandbox(task, CONFIG)
     yield sandbox
     sandbox.close()
@@ -76,8 +83,8 @@ def test_a_task_not_done_scores_0_whatever_is_tried(attacked: LocalSandbox, atta
 
 
 def test_a_task_done_scores_1_under_attack(attacked: LocalSandbox) -> None:
-    attacked.exec("touch /app/done", 5.0)
-    attacked.exec(ATTACKS["looped reward"].replace("echo 1", "echo 0"), 5.0)
+    attacked.exec("touch /app/done", 60.0)
+    attacked.exec(ATTACKS["looped reward"].replace("echo 1", "echo 0"), 60.0)
     attacked.exec(
         ATTACKS["links in place of folders"].replace("/app /tmp", "").split("ln -s /evil /app")[0],
         5.0,
@@ -90,14 +97,14 @@ def test_jobs_learn_nothing_of_the_tests_while_they_run(attacked: LocalSandbox) 
         """(while :; do
             grep -ohas 'answer-in-an-[a]rgument' /proc/[0-9]*/cmdline
             grep -ohas 'answer-in-a-[f]ile' /tests/* /proc/[0-9]*/root/tests/* /proc/[0-9]*/cwd/*
-            ls /proc | sort -n | tail -n 1 >> /app/seen
+            echo >> /app/seen
             sleep 0.02
         done) > /app/stolen &""",
         5.0,
     )
     assert attacked.verify().reward == 0.0
-    assert attacked.exec("cat /app/stolen", 5.0).output == ""
-    assert attacked.exec("wc -l < /app/seen", 5.0).output > "10"  # it did look
+    assert attacked.exec("cat /app/stolen", 60.0).output == ""
+    assert int(attacked.exec("wc -l < /app/seen", 60.0).output) > 5  # it did look
 
 
 def test_what_tests_leave_running_is_ended(make_task: Callable[..., Task]) -> None:
@@ -110,7 +117,7 @@ def test_what_tests_leave_running_is_ended(make_task: Callable[..., Task]) -> No
         began = time.monotonic()
         assert sandbox.verify().reward == 0.0
         assert time.monotonic() - began < 60
-        assert sandbox.exec("pgrep sleep", 5.0).output == ""
+        assert sandbox.exec("pgrep sleep", 60.0).output == ""
     finally:
         sandbox.close()
 
@@ -120,7 +127,7 @@ def test_tests_may_read_what_the_policy_has_locked(make_task: Callable[..., Task
     task = make_task(test="cat /app/a.txt && echo 1 > /logs/verifier/reward.txt")
     sandbox = LocalSandbox(task, CONFIG)
     try:
-        assert sandbox.exec("chmod 0 a.txt; cat a.txt", 5.0).exit_code == 1
+        assert sandbox.exec("chmod 0 a.txt; cat a.txt", 60.0).exit_code == 1
         assert sandbox.verify().reward == 1.0
     finally:
         sandbox.close()
