@@ -1,0 +1,167 @@
+"""The main job whole: every part real, killed in the middle, resumed, and repeated to the bit."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+from glm52_tbench2.config import metrics_log
+
+STEPS = 4
+OVERRIDES = [
+    "experiment=smoke",
+    f"steps={STEPS}",
+    "eval.every=2",
+    "eval.samples_per_task=1",
+    "checkpoint.every=2",
+    "rollout.prompts_per_step=2",
+    "rollout.samples_per_prompt=4",
+]
+DEADLINE_S = 300
+
+
+def glm52(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "glm52_tbench2.cli", *map(str, arguments)]
+
+
+def only_run(runs_dir: Path) -> Path:
+    (run_dir,) = (path for path in runs_dir.iterdir() if path.is_dir())
+    return run_dir
+
+
+def of_run(runs_dir: Path) -> list[psutil.Process]:
+    """Processes whose command line or environment leads to a run in `runs_dir`."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            told = [*process.cmdline(), process.cwd(), *process.environ().values()]
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            continue
+        if process.pid != os.getpid() and any(str(runs_dir) in text for text in told):
+            found.append(process)
+    return found
+
+
+def wait_until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < deadline, f"never {what}"
+        time.sleep(0.1)
+
+
+def columns(path: Path, *names: str) -> dict[str, list]:
+    return pq.read_table(path, columns=list(names)).to_pydict()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run folder of an uninterrupted run."""
+    runs_dir = tmp_path_factory.mktemp("whole")
+    done = subprocess.run(
+        glm52("train", *OVERRIDES, f"runs_dir={runs_dir}"),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "report.html" in done.stdout
+    return only_run(runs_dir)
+
+
+@pytest.fixture(scope="module")
+def killed_and_resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run folder of the same run, killed -9 while it makes the batch of its third step."""
+    runs_dir = tmp_path_factory.mktemp("killed")
+    overrides = [*OVERRIDES, f"runs_dir={runs_dir}"]
+    process = subprocess.Popen(glm52("train", *overrides), stdout=subprocess.DEVNULL)
+    wait_until(lambda: any(runs_dir.glob("*/checkpoints/*2/STABLE")), "a checkpoint of step 2")
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    wait_until(lambda: not of_run(runs_dir), "free of the killed run's processes")
+    run_dir = only_run(runs_dir)
+    done = subprocess.run(
+        glm52("resume", run_dir), capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return run_dir
+
+
+def test_a_run_leaves_every_file_and_no_process(whole: Path) -> None:
+    for step in range(1, STEPS + 1):
+        assert (whole / "rollouts" / f"step_{step:06d}.parquet").is_file()
+        assert (whole / "train" / f"step_{step:06d}.parquet").is_file()
+    assert (whole / "eval" / "step_000000.parquet").is_file()
+    assert (whole / "eval" / f"step_{STEPS:06d}.parquet").is_file()
+    assert (whole / "report.html").stat().st_size > 10_000
+    assert list((whole / "wandb").glob("offline-run-*"))
+    assert of_run(whole.parent) == []
+
+
+def test_batches_come_from_the_weights_of_the_step_before(whole: Path) -> None:
+    for step in range(1, STEPS + 1):
+        batch = columns(whole / "rollouts" / f"step_{step:06d}.parquet", "weight_versions")
+        versions = {v for row in batch["weight_versions"] for v in row}
+        assert versions == {-1, step - 1}
+
+
+def test_engine_and_trainer_agree_on_the_log_probs(whole: Path) -> None:
+    """float32 on both sides: within 1e-3 nats a token, also after updates."""
+    for step in (1, STEPS):
+        name = f"step_{step:06d}.parquet"
+        rollout = columns(whole / "rollouts" / name, "sample_id", "rollout_logprobs")
+        trained = columns(whole / "train" / name, "sample_id", "trainer_logprobs")
+        theirs = dict(zip(trained["sample_id"], trained["trainer_logprobs"], strict=True))
+        for sample_id, logprobs in zip(
+            rollout["sample_id"], rollout["rollout_logprobs"], strict=True
+        ):
+            assert theirs[sample_id] == pytest.approx(logprobs, abs=1e-3)
+
+
+def test_a_run_killed_and_resumed_equals_the_whole_one(
+    whole: Path, killed_and_resumed: Path
+) -> None:
+    for step in range(1, STEPS + 1):
+        name = f"step_{step:06d}.parquet"
+        decided = ("sample_id", "task_id", "tokens", "rollout_logprobs", "reward", "advantage")
+        assert columns(whole / "rollouts" / name, *decided) == columns(
+            killed_and_resumed / "rollouts" / name, *decided
+        )
+        assert columns(whole / "train" / name, "trainer_logprobs") == columns(
+            killed_and_resumed / "train" / name, "trainer_logprobs"
+        )
+    for source, prefix in (("trainer", "trainer/"), ("driver", "rollout/reward")):
+        ours, theirs = (metrics_log.read(run)[source] for run in (whole, killed_and_resumed))
+        assert list(ours) == list(theirs)
+        for step in ours:
+            kept = {k: v for k, v in ours[step].items() if k.startswith(prefix)}
+            assert kept == {k: v for k, v in theirs[step].items() if k.startswith(prefix)}
+
+
+def test_the_command_writes_what_its_identity_says(whole: Path) -> None:
+    identity = json.loads((whole / "identity.json").read_text())
+    meta = pq.read_metadata(whole / "rollouts" / "step_000001.parquet").metadata
+    assert meta[b"identity"].decode() == identity["hash"]
+
+
+def test_an_interrupt_says_how_to_resume_and_leaves_nothing(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        glm52("train", *OVERRIDES, f"runs_dir={tmp_path}"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    wait_until(lambda: any(tmp_path.glob("*/logs/engine*.log")), "an engine's log")
+    time.sleep(2)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert "glm52 resume" in said
+    assert of_run(tmp_path) == []
