@@ -41,6 +41,15 @@ def test_a_command_gives_its_output_and_exit_code(sandbox, command, output, exit
     assert run(sandbox, "echo usable").output == "usable\n"
 
 
+def test_an_unclosed_substitution_costs_no_later_command(sandbox):
+    # bash 5.2 frees wrongly here, and would abort in the subshell of the third command.
+    run(sandbox, "cd /tmp")
+    run(sandbox, "echo $(")
+    assert run(sandbox, "pwd; for i in $(seq 6000); do printf x; done").output.startswith("/tmp\n")
+    assert run(sandbox, "(:) & wait; echo $(seq 3)").output == "1 2 3\n"
+    run(sandbox, "cd /app")
+
+
 def test_functions_may_hide_builtins(sandbox):
     run(sandbox, "eval() { :; }; printf() { :; }; read() { :; }")
     assert run(sandbox, "echo usable").output == "usable\n"
