@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ET
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from glm52_tbench2.analysis.charts import (
@@ -23,6 +23,9 @@ from glm52_tbench2.analysis.charts import (
     line_chart,
     stacked_bars,
 )
+
+# A loaded machine is slow, not wrong.
+UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 NASTY = "a<b> & \"c\" 'd' </svg><script>"
 
@@ -126,7 +129,7 @@ values = st.floats(allow_nan=True, allow_infinity=True, width=64)
 points = st.dictionaries(st.integers(0, 300), values, max_size=12)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(UNTIMED, max_examples=150)
 @given(points, points, st.booleans(), st.sampled_from(list(Style)))
 def test_whatever_a_run_recorded_stays_inside_the_picture(
     a: dict[int, float], b: dict[int, float], log: bool, style: Style
