@@ -45,6 +45,7 @@ class PlainProgress:
     def __init__(self, numbers: RunNumbers, console: Console) -> None:
         self._numbers, self._console = numbers, console
         self._told: dict[str, float] = {}
+        self._step = numbers.trained
 
     def event(self, text: str) -> None:
         """Prints it."""
@@ -68,7 +69,8 @@ class PlainProgress:
         for source, step in self._numbers.read_new():
             if source == "eval":
                 self._print(held_out_line(self._numbers, step))
-            elif source == "trainer":
+            elif source == "trainer" and step > self._step:
+                self._step = step  # a checkpoint's time is added to its step in a second record
                 self._print(step_line(self._numbers, step))
 
     def _print(self, text: str) -> None:
