@@ -15,6 +15,8 @@ def hf_config(model: ModelConfig) -> dict[str, Any]:
         "num_hidden_layers": model.num_layers,
         "mlp_layer_types": ["dense"] * model.num_dense_layers
         + ["sparse"] * (model.num_layers - model.num_dense_layers),
+        # The same fact under the name that SGLang reads.
+        "first_k_dense_replace": model.num_dense_layers,
         "hidden_size": model.hidden_size,
         "intermediate_size": model.dense_ffn_size,
         "num_attention_heads": model.num_heads,
