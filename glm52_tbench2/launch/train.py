@@ -12,9 +12,8 @@ from ..config.schema import RunConfig
 from . import preflight
 from .placement import place
 from .ports import fabric_address
-from .progress import held_out_line, shown
+from .progress import shown
 from .run_folder import create, last_checkpoint, lock, open_for_resume
-from .run_numbers import RunNumbers
 from .supervisor import USER_ERROR, Ended, Supervisor
 
 
@@ -61,7 +60,7 @@ def _supervise(run_dir: Path, config: RunConfig, lock_fd: int, follow: bool, gre
             follow=follow,
         ).run()
     if ended.code == 0:
-        _finished(run_dir, config, console)
+        _finished(run_dir, console)
         return 0
     if ended.code == USER_ERROR:
         raise UserError(ended.text)
@@ -80,33 +79,21 @@ def _told(run_dir: Path, ended: Ended) -> None:
     )
 
 
-def _finished(run_dir: Path, config: RunConfig, console: Console) -> None:
-    numbers = RunNumbers(run_dir, config.steps)
-    lines = [f"Trained {config.steps} steps."]
-    held_out = [step for step, _ in numbers.series("eval", "eval/reward_mean")]
-    for step in dict.fromkeys((*held_out[:1], *held_out[-1:])):
-        line = held_out_line(numbers, step)
-        lines.append(line[0].upper() + line[1:])
-    lines += [
-        "",
-        f"Report:   {_report(run_dir)}",
-        f"Metrics:  {_shown(run_dir)}/metrics.jsonl",
-        "Try next: glm52 train experiment=smoke data=mini8   "
-        "(8 tasks instead of 69; compare the reports)",
-    ]
-    console.print()
-    for text in lines:
-        console.print(Text(text), soft_wrap=True)
-
-
-def _report(run_dir: Path) -> str:
-    """Where the report is; a report that fails is told, and does not make the run fail."""
+def _finished(run_dir: Path, console: Console) -> None:
+    """Writes the report and prints the summary; a report that fails does not fail the run."""
     from ..analysis.report import write_report
+    from ..analysis.summary import summary
 
+    console.print()
     try:
-        return _shown(write_report(run_dir))
+        write_report(run_dir)
+        console.print(Text(summary(run_dir)), soft_wrap=True)
     except Exception as error:
-        return f"not written ({type(error).__name__}: {error}); try: glm52 report {_shown(run_dir)}"
+        print(
+            f"The run is finished, but its report is not written ({type(error).__name__}: {error})."
+            f" Try: glm52 report {_shown(run_dir)}",
+            file=sys.stderr,
+        )
 
 
 def _shown(path: Path) -> str:

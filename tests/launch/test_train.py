@@ -31,23 +31,13 @@ def the_run(smoke) -> Path:
     return run_dir
 
 
-WRITES = (
-    "from pathlib import Path\nfrom glm52_tbench2.config import metrics_log\n"
-    "for step, reward in ((0, 0.25), (24, 0.5)):\n"
-    "    values = {'mean': reward, 'low': reward - 0.1, 'high': reward + 0.1}\n"
-    "    values = {f'eval/reward_{k}': v for k, v in values.items()}\n"
-    "    metrics_log.append(Path('{run}'), step, 'eval', values)\n"
-)
-
-
-def test_a_finished_run_tells_the_reward_before_and_after_and_where_to_look(smoke, roles, capsys):
-    roles(WRITES)
+def test_a_finished_run_writes_its_report_and_says_what_to_try_next(smoke, roles, capsys):
+    roles("pass")
     assert train(smoke) == 0
     out = capsys.readouterr().out
     run_dir = the_run(smoke)
     assert str(run_dir) in out.splitlines()[0]
-    assert "Held out after step 0: reward 0.25 (0.15 to 0.35)" in out
-    assert "Held out after step 24: reward 0.50 (0.40 to 0.60)" in out
+    assert "Try next" in out
     assert f"{run_dir}/report.html" in out
     assert (run_dir / "report.html").exists()
 
@@ -77,7 +67,7 @@ def test_a_stopped_run_goes_on_in_its_folder_and_ends_once(smoke, roles, capsys)
     (run_dir / "checkpoints/step_000008").mkdir(parents=True)
     (run_dir / "checkpoints/step_000008/STABLE").touch()
     metrics_log.append(run_dir, 8, "trainer", {"trainer/loss": 1.0})
-    roles(WRITES)
+    roles("pass")
     assert resume(run_dir, allow=False) == 0
     assert f"{run_dir} goes on after step 8." in capsys.readouterr().out
     with pytest.raises(UserError, match="finished"):
