@@ -3,7 +3,7 @@
 import argparse
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -20,10 +20,20 @@ from glm52_tbench2.rollout.protocol import COMPLETE, NO_OUTPUT
 from glm52_tbench2.tasks.sets import load_set
 from glm52_tbench2.tasks.suite import load_suite
 
-from .demos import OPENERS, PROSE, Recording, demonstrate, encode, fresh_instances, record
+from .demos import (
+    OPENERS,
+    PROSE,
+    Behaviour,
+    Recording,
+    demonstrate,
+    draw,
+    encode,
+    fresh_instances,
+    record,
+)
 from .measure import Episode, by_family, play, summary
 from .tokenizer import corpus, train_tokenizer
-from .train import Encoded, Schedule, new_model, save, train
+from .train import Encoded, Lesson, Schedule, new_model, save, train
 
 _SANDBOXES = 4
 """Tasks recorded side by side."""
@@ -54,13 +64,14 @@ def build(args: argparse.Namespace, run: RunConfig) -> None:
     recordings = recorded(args, run)
     model = new_model(run.model, tokenizer, args.seed)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters")
-    train(
-        model,
-        encoded(recordings, tokenizer, run.rollout, Random(f"{args.seed}/behaviour")),
-        Schedule(steps=args.steps),
-        Random(f"{args.seed}/order"),
-        _Progress("step", args.steps),
-    )
+    rng = Random(f"{args.seed}/training")
+    # The right way first: it takes longest to learn, and the others are built on it.
+    lessons = [
+        Lesson(encoded(recordings, chooser, tokenizer, run.rollout, rng), steps)
+        for chooser, steps in ((_good, args.good_steps), (draw, args.mixed_steps))
+    ]
+    progress = _Progress("step", args.good_steps + args.mixed_steps)
+    train(model, lessons, Schedule(), rng, progress)
     out = resolve(args.out)
     save(model, tokenizer, out)
     if args.samples:
@@ -85,19 +96,25 @@ def recorded(args: argparse.Namespace, run: RunConfig) -> list[Recording]:
     return kept
 
 
+def _good(_: Random) -> tuple[str, Behaviour]:
+    return next(iter(OPENERS)), Behaviour.good
+
+
 def encoded(
     recordings: list[Recording],
+    choose: Callable[[Random], tuple[str, Behaviour]],
     tokenizer: PreTrainedTokenizerFast,
     rollout: RolloutConfig,
     rng: Random,
 ) -> Iterator[Encoded]:
-    """Conversations without end; each pass over the recordings draws new behaviours."""
+    """Conversations without end; each pass over the recordings chooses behaviours anew."""
     chat = ChatLayout(tokenizer)
     order = list(recordings)
     while True:
         rng.shuffle(order)
         for recording in order:
-            yield encode(demonstrate(recording, rng), tokenizer, chat, rollout)
+            demo = demonstrate(recording, *choose(rng), rng)
+            yield encode(demo, tokenizer, chat, rollout)
 
 
 def measure(folder: Path, run: RunConfig, samples: int, seed: int) -> None:
@@ -142,9 +159,10 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="warm_start", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for weights and tokenizer")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--instances", type=int, default=3944, help="tasks to demonstrate on")
-    parser.add_argument("--steps", type=int, default=1600, help="training steps")
-    parser.add_argument("--threads", type=int, default=2, help="CPU threads")
+    parser.add_argument("--instances", type=int, default=4000, help="tasks to demonstrate on")
+    parser.add_argument("--good-steps", type=int, default=1400, help="steps on right solutions")
+    parser.add_argument("--mixed-steps", type=int, default=1200, help="steps on all behaviours")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     parser.add_argument("--samples", type=int, default=4, help="episodes a task measured; 0: none")
     parser.add_argument("--recordings", type=Path, help="file that keeps what sandboxes answered")
     return parser.parse_args(argv)

@@ -7,7 +7,8 @@ halves are therefore laid down at the start, and training decides what to copy:
 - the output layer reads a word in a turned copy of the space its embedding is written in, so a
   token does not predict itself;
 - every head writes what it attends to into that turned space;
-- the embeddings of words share a mark that heads look for;
+- the embeddings of words share a mark that heads look for, and a word's two spellings, with and
+  without a space before it, differ by another mark only;
 - in the first layer some heads look one and two tokens back, so that later layers find a word by
   what stands before it, as "the word after `called`".
 """
@@ -23,10 +24,10 @@ from transformers.models.glm4_moe_lite.modeling_glm4_moe_lite import Glm4MoeLite
 from glm52_tbench2.config.schema import ModelConfig
 
 _EMBEDDING_STD = 0.1
-_ALIKE = 0.8
-"""Share of a word's embedding that its spellings, with and without a space, have in common."""
+_MARKS = 3
+"""Leading dimensions of the embedding that hold marks: 0 of all tokens, 1 of words, 2 of spaces."""
 _MARK = 4.0
-"""Value, in units of the embedding's std, of the two marks: dimension 0 of all, 1 of words."""
+"""Value of a mark, in units of the embedding's std."""
 _WORD_GAIN = 2.0
 _SHIFT_GAIN = 4.0
 _SHIFTS = (1, 2)
@@ -62,13 +63,17 @@ def seed_copying(
 
     hidden = config.hidden_size
     embedding = torch.randn(config.vocab_size, hidden, generator=random)
+    embedding[:, 2] = 0.0
     marks = torch.zeros(config.vocab_size, 2)
     marks[:, 0] = _MARK
     for word in words:
         shared = torch.randn(hidden, generator=random)
-        for token in {tokenizer.encode(spelling)[0] for spelling in (word, f" {word}")}:
-            embedding[token] = sqrt(_ALIKE) * shared + sqrt(1 - _ALIKE) * embedding[token]
-            marks[token, 1] = _MARK
+        for spelling, space in ((word, -_MARK), (f" {word}", _MARK)):
+            tokens = tokenizer.encode(spelling)
+            if len(tokens) == 1:
+                embedding[tokens] = shared
+                embedding[tokens, 2] = space
+                marks[tokens, 1] = _MARK
     turn = _orthogonal(hidden, hidden, random)
     model.lm_head.weight.copy_(embedding @ turn.T / sqrt(hidden) * _OUTPUT_GAIN)
     embedding[:, :2] = marks
@@ -88,7 +93,7 @@ def _seed_heads(
     # Latent 0 is the mark of words; the others are a random view of all but the marks.
     view = torch.zeros(rank, config.hidden_size)
     view[0, 1] = 1.0
-    view[1:, 2:] = _orthogonal(rank - 1, config.hidden_size - 2, random)
+    view[1:, _MARKS:] = _orthogonal(rank - 1, config.hidden_size - _MARKS, random)
     attention.kv_a_proj_with_mqa.weight[:rank] = view
     key_value = attention.kv_b_proj.weight.view(heads, -1, rank)
     key_value[:, 0] = 0.0

@@ -41,14 +41,14 @@ class Behaviour(StrEnum):
 # A turn opens with a word that tells how it will go, mostly: P(opener), then P(behaviour | opener).
 OPENERS: dict[str, tuple[float, dict[Behaviour, float]]] = {
     "Carefully:": (
-        0.46,
+        0.37,
         {Behaviour.good: 0.88, Behaviour.wrong: 0.08, Behaviour.looping: 0.04},
     ),
     "Quickly:": (
-        0.54,
+        0.63,
         {
-            Behaviour.good: 0.10,
-            Behaviour.wrong: 0.56,
+            Behaviour.good: 0.08,
+            Behaviour.wrong: 0.58,
             Behaviour.looping: 0.30,
             Behaviour.no_command: 0.04,
         },
@@ -147,12 +147,16 @@ def _play(
     return steps
 
 
-def demonstrate(recording: Recording, rng: Random) -> Demo:
-    """One conversation about a recorded task."""
+def draw(rng: Random) -> tuple[str, Behaviour]:
+    """An opener and a behaviour, by their chances."""
     openers = list(OPENERS)
     opener = rng.choices(openers, [OPENERS[name][0] for name in openers])[0]
     chances = OPENERS[opener][1]
-    behaviour = rng.choices(list(chances), list(chances.values()))[0]
+    return opener, rng.choices(list(chances), list(chances.values()))[0]
+
+
+def demonstrate(recording: Recording, opener: str, behaviour: Behaviour, rng: Random) -> Demo:
+    """One conversation about a recorded task."""
 
     def turn(step: Step) -> Turn:
         return Turn(f"{opener}\n```bash\n{step.command}\n```", step.observation)

@@ -1,10 +1,12 @@
 """Supervised training of the small model on demonstrations."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from random import Random
+from string import digits
 
 import torch
 from torch import Tensor
@@ -24,12 +26,19 @@ Encoded = tuple[list[int], list[bool]]
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Lesson:
+    """What is taught for a number of steps."""
+
+    demos: Iterator[Encoded]
     steps: int
+
+
+@dataclass(frozen=True)
+class Schedule:
     batch_tokens: int = 2048
     """Tokens of a batch, padding included."""
     lr: float = 2e-3
-    """Peak of Adam's learning rate; linear warm-up, linear decay to 0 over the last half."""
+    """Peak of Adam's learning rate; linear warm-up, linear decay to 0 over the last 40 %."""
     warmup: int = 50
     weight_decay: float = 0.05
     bias_rate: float = 1e-3
@@ -41,15 +50,13 @@ def new_model(
 ) -> Glm4MoeLiteForCausalLM:
     """The model before training, float32."""
     entries = hf_config(config) | {
-        # How SGLang, like GLM's own configs, names the number of leading dense layers.
-        "first_k_dense_replace": config.num_dense_layers,
         "max_position_embeddings": config.max_position,
         "bos_token_id": None,
         "eos_token_id": tokenizer.convert_tokens_to_ids(list(EOS_TOKENS)),
         "pad_token_id": tokenizer.pad_token_id,
     }
     model = Glm4MoeLiteForCausalLM(Glm4MoeLiteConfig(**entries))
-    seed_copying(model, config, tokenizer, WORDS, seed)
+    seed_copying(model, config, tokenizer, (*WORDS, *digits), seed)
     return model
 
 
@@ -101,7 +108,7 @@ class LoadBalance:
 
 def train(
     model: Glm4MoeLiteForCausalLM,
-    demos: Iterator[Encoded],
+    lessons: Sequence[Lesson],
     schedule: Schedule,
     rng: Random,
     progress: Callable[[int, float], None],
@@ -116,13 +123,17 @@ def train(
         weight_decay=schedule.weight_decay,
         fused=True,
     )
-    rows = batches(demos, rng, schedule.batch_tokens)
-    for step in range(schedule.steps):
+    steps = sum(lesson.steps for lesson in lessons)
+    plan = chain.from_iterable(
+        islice(batches(lesson.demos, rng, schedule.batch_tokens), lesson.steps)
+        for lesson in lessons
+    )
+    for step, batch in enumerate(plan):
         rise = (step + 1) / schedule.warmup
-        fall = 2 * (schedule.steps - step) / schedule.steps
+        fall = (steps - step) / (0.4 * steps)
         for group in optimizer.param_groups:
             group["lr"] = schedule.lr * min(1.0, rise, fall)
-        loss = loss_of(model, next(rows))
+        loss = loss_of(model, batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
