@@ -55,7 +55,7 @@ def random_model(seed: int) -> Glm4MoeLiteForCausalLM:
         v_head_dim=20,
         max_position_embeddings=1024,
         initializer_range=0.1,
-        eos_token_id=1,
+        eos_token_id=None,
         bos_token_id=None,
         pad_token_id=0,
     )
@@ -109,7 +109,7 @@ class Engine:
 
 
 async def generate(client: EngineClient, prompt: list[int], **asked: Any) -> Generation:
-    """One request, with defaults; without stop tokens it ends only by its length (or on EOS)."""
+    """One request, with defaults. The model has no end of sequence: only a stop token ends it."""
     defaults: dict[str, Any] = {
         "max_new_tokens": 24,
         "temperature": 0.8,
@@ -127,7 +127,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     model = random_model(0)
     model.save_pretrained(model_dir)
     vocabulary = Tokenizer(models.BPE(vocab={f"<{i}>": i for i in range(VOCAB)}, merges=[]))
-    PreTrainedTokenizerFast(tokenizer_object=vocabulary, eos_token="<1>").save_pretrained(model_dir)
+    PreTrainedTokenizerFast(tokenizer_object=vocabulary).save_pretrained(model_dir)
     config = compose(
         [
             "experiment=smoke",
