@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.utils._device
 
 _CPU = torch.device("cpu")
 _FACTORIES = ("tensor", "zeros", "ones", "empty", "full", "arange", "zeros_like", "empty_like")
@@ -77,6 +78,9 @@ def _send_cuda_factories_to_cpu() -> None:
 
         return call
 
+    # `with torch.device(...)` knows factories by identity: let it note the originals, which the
+    # wrappers call, or transformers would load models with buffers left unset.
+    torch.utils._device._device_constructors()
     _replace(torch, **{name: on_cpu(getattr(torch, name)) for name in _FACTORIES})
 
 

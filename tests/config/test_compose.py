@@ -101,7 +101,7 @@ def test_every_group_file_fits_the_schema(choice):
 def test_an_experiment_holds_overrides_only():
     """smoke differs from the reference only by what it writes, and names the groups it swaps."""
     bare, smoke = leaves(compose([])), leaves(compose(["experiment=smoke"]))
-    same = ("clip.eps_high", "clip.correction", "rollout.temperature", "eval.samples_per_task")
+    same = ("clip.eps_high", "clip.correction", "rollout.temperature", "eval.temperature")
     assert all(bare[knob] == smoke[knob] for knob in same)
 
 
