@@ -11,7 +11,6 @@ from typing import Any
 
 from glm52_tbench2.engines.client import EngineError, Generation
 from glm52_tbench2.envs.client import ExecResult, SandboxError, Verdict
-
 from glm52_tbench2.rollout.chat import ChatLayout
 
 
