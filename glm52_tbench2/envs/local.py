@@ -9,12 +9,12 @@ from contextlib import ExitStack, closing
 from ..config.schema import SandboxConfig
 from ..tasks.suite import Task
 from .dockerfile import pack_tests, read_recipe
-from .namespace import TRUSTED_ENV, Namespace, check, unprivileged
+from .namespace import TRUSTED_ENV, Namespace, check, end, unprivileged
 from .pipes import Input, Output, Pipe, pump
 from .sandbox import ExecResult, SandboxError, Verdict
 from .shell import Shell, limits_script
 
-__all__ = ["LocalSandbox", "attempt", "check"]
+__all__ = ["LocalSandbox", "check"]
 
 _REWARD_BYTES = 64
 _REWARDS = {b"1": 1.0, b"0": 0.0}
@@ -157,15 +157,6 @@ class LocalSandbox:
             pump([output, background], source, ended, deadline, at_end=process.stdin.close)
             code = process.poll()
             self._namespace.kill_apart()
-            process.kill()  # stopped tests have stopped it too
-            process.wait()
+            end(process)
             output.read_rest()
             return code, output.text
-
-
-def attempt(task: Task, script: str | None, config: SandboxConfig) -> Verdict:
-    """The verdict on a fresh sandbox of `task` in which `script` has run. Raises SandboxError."""
-    with closing(LocalSandbox(task, config)) as sandbox:
-        if script is not None:
-            sandbox.exec(script, task.agent_timeout_s)
-        return sandbox.verify()

@@ -188,21 +188,20 @@ class Namespace:
         passed.append(info_in)
         argv += ["--remount-ro", "/etc", "--info-fd", str(info_in), "--"]
         argv += ["/usr/bin/bash", "-c", "echo ready; read -r _"]
-        try:
-            self._bwrap = (
-                _starters[0]
-                .submit(
-                    subprocess.Popen,
-                    argv,
-                    env={},
-                    pass_fds=passed,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-                .result()
+
+        def start() -> subprocess.Popen[bytes]:
+            return subprocess.Popen(
+                argv,
+                env={},
+                pass_fds=passed,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
+
+        try:
+            self._bwrap = _starters[0].submit(start).result()
         except OSError as error:
             raise SandboxError(f"cannot start bwrap: {error}") from error
         finally:
@@ -227,6 +226,7 @@ class Namespace:
             self._user_namespace = os.open(f"/proc/{self.pid}/ns/user", os.O_RDONLY)
             self._open.callback(os.close, self._user_namespace)
             self._pid_namespace = os.readlink(f"/proc/{self.pid}/ns/pid")
+            assert self._pid_namespace != os.readlink("/proc/self/ns/pid")  # all in it is killed
             self._mount_namespace = os.readlink(f"/proc/{self.pid}/ns/mnt")
         except OSError as error:
             raise SandboxError(f"the sandbox ended at once: {error}") from error
@@ -257,9 +257,12 @@ class Namespace:
             argv += ["--mount", "--pid", "--net", "--ipc", "--uts"]
             if os.geteuid() != 0:
                 argv.append("--preserve-credentials")
-            argv += ["--", *self._first, *command]
+            argv += ["--", *self._first, "/usr/bin/setsid", *command]
             try:
-                process = subprocess.Popen(argv, env=TRUSTED_ENV, start_new_session=True, **options)
+                # In a process group of its own but our session: should we be killed while it is
+                # stopped, the kernel wakes and ends it. What it starts gets a session without
+                # our terminal.
+                process = subprocess.Popen(argv, env=TRUSTED_ENV, process_group=0, **options)
             except OSError as error:
                 raise SandboxError(f"cannot enter the sandbox: {error}") from error
             self._first = []
@@ -292,7 +295,10 @@ class Namespace:
             for pid in victims:
                 self._kill_one(int(pid))
             if time.monotonic() > deadline:  # it forks faster than we look: all, in one sweep
-                self.enter(["/usr/bin/bash", "-c", "kill -KILL -1"], TRUSTED_ENV).wait()
+                sweep = self.enter(["/usr/bin/bash", "-c", "kill -KILL -1"], TRUSTED_ENV)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    sweep.wait(_KILL_TIMEOUT_S)
+                end(sweep)
                 return
             time.sleep(0.001)
 
@@ -332,6 +338,16 @@ class Namespace:
             if not self._closed:
                 self._closed = True
                 self._open.close()
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Collects an nsenter whose command has ended or been killed."""
+    process.send_signal(signal.SIGCONT)  # a command that was stopped has stopped it too
+    try:
+        process.wait(_KILL_TIMEOUT_S)  # killed before it collects its command, it leaves it undead
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _holds(test: Callable[[Any], bool], pid: int | str) -> bool:

@@ -16,7 +16,7 @@ import time
 from contextlib import ExitStack, closing, suppress
 
 from .dockerfile import Recipe
-from .namespace import START_TIMEOUT_S, Namespace
+from .namespace import START_TIMEOUT_S, Namespace, end
 from .pipes import Input, Output, Pipe, pump
 from .sandbox import ExecResult, SandboxError
 
@@ -25,7 +25,6 @@ _STATUS = re.compile(rb" (\d{1,3}) (\d{1,9}) ([^\0]*)\0")
 # later command.
 _UNFINISHED = re.compile("^bash: .*(?:syntax error|unexpected EOF)", re.MULTILINE)
 _STATUS_BYTES = 1 << 14
-_REAP_TIMEOUT_S = 5.0
 _READ_COMMANDS = "exec -a bash /usr/bin/bash --noprofile --norc -s"
 
 
@@ -127,7 +126,7 @@ class Shell:
             stderr=subprocess.STDOUT,
             pass_fds=(self._printed.into, status.into),
         )
-        self._open.callback(self._reap)
+        self._open.callback(end, self._process)
         assert self._process.stdin is not None
         self._open.callback(self._process.stdin.close)
         self._ended = os.pidfd_open(self._process.pid)
@@ -149,11 +148,6 @@ class Shell:
         except SandboxError:  # a job of the policy may end whatever enters: end the jobs
             self._namespace.kill(set())
             self._start()
-
-    def _reap(self) -> None:
-        self._process.kill()  # a stopped shell has stopped it too
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_REAP_TIMEOUT_S)
 
     def _send(
         self, line: str, outputs: list[Output], deadline: float, data: bytes = b""

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
@@ -128,6 +128,30 @@ def processes_inside(sandbox: LocalSandbox) -> list[int]:
         except OSError:
             pass
     return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes that `pid` has started, and all below them."""
+    found, todo = [], [pid]
+    while todo:
+        for thread in Path(f"/proc/{todo.pop()}/task").glob("*/children"):
+            children = list(map(int, thread.read_text().split()))
+            found += children
+            todo += children
+    return found
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Waits, but not for ever."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.02)
+
+
+def none_of(pids: Iterable[int]) -> bool:
+    """Whether all of them are gone, undead ones included."""
+    return not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
 def filled(schema: type) -> Any:

@@ -1,7 +1,9 @@
 """What the policy may try on the machine and on its own limits."""
 
+import contextlib
 import ctypes
 import os
+import pty
 import socket
 import subprocess
 import sys
@@ -140,6 +142,29 @@ def test_no_privilege_is_held_or_to_be_had(box: LocalSandbox) -> None:
 def test_a_sandbox_of_root_runs_as_a_user_who_owns_nothing(box: LocalSandbox) -> None:
     owners = {os.stat(f"/proc/{pid}").st_uid for pid in processes_inside(box)}
     assert owners == {os.geteuid()} or (os.geteuid() == 0 and min(owners) > 1_000_000)
+
+
+def test_our_terminal_is_not_the_sandboxs(shared_task: Task) -> None:
+    # With it the policy could type into the shell of whoever started us.
+    child, terminal = pty.fork()
+    if child == 0:
+        try:
+            with closing(LocalSandbox(shared_task, CONFIG)) as sandbox:
+                told = run(sandbox, "(: < /dev/tty) && echo opened; echo looked")
+                os.write(1, told.encode())
+                open("/dev/tty").close()
+                os.write(1, b"ours")
+        finally:
+            os._exit(0)
+    said = b""
+    with contextlib.suppress(OSError):  # how a terminal ends
+        while piece := os.read(terminal, 4096):
+            said += piece
+    os.waitpid(child, 0)
+    os.close(terminal)
+    assert said.endswith(b"ours")
+    assert b"looked" in said
+    assert b"opened" not in said
 
 
 # Limits

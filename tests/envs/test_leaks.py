@@ -18,7 +18,7 @@ from glm52_tbench2.envs.local import LocalSandbox
 from glm52_tbench2.envs.sandbox import SandboxError
 from glm52_tbench2.tasks.suite import Task
 
-from .conftest import CONFIG, processes_inside
+from .conftest import CONFIG, descendants, none_of, processes_inside, wait_until
 
 DAEMONS = "sleep 300 & (setsid sleep 300 &) ; trap '' TERM INT HUP; (nohup sleep 300 &)"
 HOLDER = """
@@ -30,16 +30,9 @@ from tests.envs.conftest import CONFIG
 
 sandbox = LocalSandbox(load_task(Path(sys.argv[1])), CONFIG)
 sandbox.exec(sys.argv[2], 60.0)
-print(sandbox._namespace.pid, flush=True)
-sandbox.exec("sleep 300", 300.0)
+print("ready", flush=True)
+sandbox.exec("kill -STOP $$", 300.0)
 """
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.02)
 
 
 def of_our_own() -> set[int]:
@@ -68,7 +61,7 @@ def test_closing_ends_every_process_and_closes_every_file(
     assert len(inside) >= 7
     assert not list(tmp_path.iterdir())
     sandbox.close()
-    assert not [pid for pid in inside if Path(f"/proc/{pid}").exists()]
+    assert none_of(inside)
     assert of_our_own() <= children
     assert len(os.listdir("/proc/self/fd")) == len(files)
     assert threading.active_count() == threads
@@ -93,21 +86,20 @@ def test_a_sandbox_dies_with_its_owner(shared_task: Task, number: int) -> None:
         text=True,
     )
     assert owner.stdout is not None
-    first = int(owner.stdout.readline())
-    namespace = os.readlink(f"/proc/{first}/ns/pid")
-
-    def inside() -> list[str]:
-        found = []
-        for name in filter(str.isdigit, os.listdir("/proc")):
-            with contextlib.suppress(OSError):
-                if os.readlink(f"/proc/{name}/ns/pid") == namespace:
-                    found.append(name)
-        return found
-
-    assert len(inside()) >= 5
+    assert owner.stdout.readline() == "ready\n"
+    # Its shell is stopped by now, and with it what waits for the shell out here.
+    wait_until(lambda: any(state(pid) == "T" for pid in descendants(owner.pid)))
+    below = descendants(owner.pid)
+    assert len(below) >= 7
     owner.send_signal(number)
     owner.wait()
-    wait_until(lambda: not inside())
+    wait_until(lambda: none_of(below))
+
+
+def state(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return ""
 
 
 def test_a_sandbox_outlives_the_thread_that_opened_it(shared_task: Task) -> None:

@@ -18,7 +18,7 @@ from glm52_tbench2.envs.client import EnvSession, NoCapacity, SandboxError
 from glm52_tbench2.envs.models import HARNESS, Tbench2Action
 from glm52_tbench2.envs.wire import Tbench2Client
 
-from .conftest import Server
+from .conftest import Server, descendants, none_of, wait_until
 
 
 async def opened(server: Server, task: str = "plain") -> EnvSession:
@@ -273,29 +273,6 @@ def test_the_servers_own_secrets_do_not_reach_its_sandboxes(server: Server) -> N
 # Its process
 
 
-def sandboxes(server: Server) -> list[int]:
-    """Processes that the server has started, and all below them."""
-    found, todo = [], [server.process.pid]
-    while todo:
-        pid = todo.pop()
-        for thread in Path(f"/proc/{pid}/task").glob("*/children"):
-            children = list(map(int, thread.read_text().split()))
-            found += children
-            todo += children
-    return found
-
-
-def exist(pids: list[int]) -> bool:
-    return any(Path(f"/proc/{pid}").exists() for pid in pids)
-
-
-def wait_until_gone(pids: list[int]) -> None:
-    deadline = time.monotonic() + 30
-    while exist(pids):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 @pytest.fixture(scope="module")
 def mortal(tmp_path_factory: pytest.TempPathFactory, suite: Path) -> Iterator[Server]:
     """A server that its tests end and start again, with two places."""
@@ -318,7 +295,7 @@ def test_it_ends_promptly_with_every_sandbox_and_its_sessions_fail(
         session, idle = await opened(mortal), await opened(mortal)
         running = asyncio.create_task(session.exec("sleep 300 & sleep 300", 300.0))
         await asyncio.sleep(0.5)
-        below = sandboxes(mortal)
+        below = descendants(mortal.process.pid)
         assert len(below) >= 8
         began = time.monotonic()
         assert mortal.stop(number) == code
@@ -334,7 +311,8 @@ def test_it_ends_promptly_with_every_sandbox_and_its_sessions_fail(
         await fresh.close()
         return below
 
-    wait_until_gone(asyncio.run(episode()))
+    below = asyncio.run(episode())
+    wait_until(lambda: none_of(below))
 
 
 CLIENT = """
@@ -358,11 +336,11 @@ def test_a_client_that_dies_frees_its_places_and_its_sandboxes(mortal: Server) -
     )
     assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
-    below = sandboxes(mortal)
-    assert exist(below)
+    below = descendants(mortal.process.pid)
+    assert not none_of(below)
     holder.kill()
     holder.wait()
-    wait_until_gone(below)
+    wait_until(lambda: none_of(below))
 
     async def episode() -> None:
         sessions = [await EnvSession.open(mortal.url, timeout_s=30.0) for _ in range(2)]
