@@ -6,9 +6,7 @@ supervisor alone; its log file is its standard output, so a line costs the super
 
 import json
 import os
-import re
 import select
-import shutil
 import signal
 import socket
 import time
@@ -23,6 +21,7 @@ from ..config.errors import UserError
 from ..config.files import atomic_write_bytes
 from ..config.signals import Signals
 from . import guard
+from .ends import culprit, disk_full, exit_text, sentence
 from .roles import GRACE_S, Policy, RoleProcess, RoleSpec, State
 
 RESTART_ME = 75
@@ -33,8 +32,6 @@ HEARTBEAT_S = 10.0
 _HELPERS_S = 30.0
 _GUARD_S = guard.GIVE_UP_S + 5
 _TICK_STARTING_S, _TICK_RUNNING_S = 0.25, 1.0
-_FULL_DISK_BYTES = 16 * 2**20
-_FULL_DISK = re.compile(r"No space left on device|Disk quota exceeded|disk of .* is full")
 
 
 class Watcher(Protocol):
@@ -66,6 +63,9 @@ class RunFailed(Exception):
 
 class _JobRestart(Exception):
     """A core role ended: every role starts again, from the last checkpoint."""
+
+    def __init__(self, role: RoleProcess, what: str, lines: list[str]) -> None:
+        self.role, self.what, self.lines = role, what, lines
 
 
 class Supervisor:
@@ -109,7 +109,9 @@ class Supervisor:
             except RunFailed as failure:
                 ended = Ended(1, str(failure))
             except OSError as error:
-                ended = Ended(1, self._told(f"the supervisor failed: {error}", [str(error)]))
+                full = disk_full(self._run_dir, [str(error)])
+                hint = f" The disk that holds {self._run_dir} is full." if full else ""
+                ended = Ended(1, f"The supervisor failed: {error}.{hint}")
             self._phase = "finished" if ended.code == 0 else "stopped"
             self._tell(f"the run ended with exit code {ended.code}", show=False)
             self._stop_all()
@@ -124,7 +126,7 @@ class Supervisor:
             try:
                 self._tick()
             except _JobRestart as cause:
-                self._restart_job(str(cause))
+                self._restart_job(cause)
             if self._asked is not None:
                 name = signal.Signals(self._asked).name
                 self._phase = "stopping"
@@ -143,16 +145,13 @@ class Supervisor:
         self._watcher.tick(self.roles)
         self._signals.open()  # imports torch while the roles do the same
 
-    def _restart_job(self, cause: str) -> None:
+    def _restart_job(self, cause: _JobRestart) -> None:
         if self._job_restarts >= self._max_restarts:
-            raise RunFailed(
-                f"{cause}\nThe job was restarted {self._job_restarts} times already "
-                "(cluster.max_restarts)."
-            )
+            self._fail(cause.role, cause.what + _after(self._job_restarts, "job"), cause.lines)
         self._job_restarts += 1
         self._tell(
-            f"{cause.splitlines()[0]} Every role starts again from the last checkpoint, "
-            f"{self._job_restarts} of {self._max_restarts}."
+            f"{cause.role.spec.name} {cause.what}; every role starts again from the last "
+            f"checkpoint, {self._job_restarts} of {self._max_restarts}"
         )
         self._stop_all()
         if self._asked is None:
@@ -229,12 +228,8 @@ class Supervisor:
         if code < 0:  # the guard itself was killed, so nobody has cleaned up below it
             self._sweep()
             code = 128 - code
-        policy = role.spec.policy
-        if code != 0 or policy is Policy.service:
-            return self._handle(role, f"ended with {_exit(code)}", code)
-        others_work = any(r.alive for r in self.roles if r.spec.policy is Policy.core)
-        if policy is Policy.worker and others_work and not self._signals.get("done"):
-            return self._handle(role, "ended before the last step was trained", 1)
+        if code != 0 or role.spec.policy is Policy.service:
+            return self._handle(role, f"ended with {exit_text(code)}", code)
         role.state = State.finished
         self._tell(f"{role.spec.name} finished", show=False)
 
@@ -247,38 +242,23 @@ class Supervisor:
         role.state = State.failed
         if policy is Policy.helper:
             if code == USER_ERROR or role.restarts >= self._max_restarts:
-                return self._tell(f"{name} {what}; the run goes on without it. {_sentence(lines)}")
+                return self._tell(f"{name} {what}; the run goes on without it. {sentence(lines)}")
         elif code == USER_ERROR:
-            raise UserError(_sentence(lines) or f"{name} {what} and said nothing.")
-        elif self._disk_full(lines) or not (role.was_ready or code == RESTART_ME):
+            raise UserError(sentence(lines) or f"{name} {what} and said nothing.")
+        elif disk_full(self._run_dir, lines) or not (role.was_ready or code == RESTART_ME):
             self._fail(role, what, lines)
         elif policy is Policy.core:
-            raise _JobRestart(self._told(f"{name} {what}.", lines, role.log))
+            raise _JobRestart(role, what, lines)
         elif role.restarts >= self._max_restarts:
-            self._fail(role, f"{what}, after {role.restarts} restarts", lines)
+            self._fail(role, what + _after(role.restarts, "role"), lines)
         role.restarts += 1
-        if policy is Policy.service:
-            self._signals.withdraw(role.spec.endpoint_key)
+        if key := role.spec.endpoint_key if policy is Policy.service else role.spec.ready_key:
+            self._signals.withdraw(key)
         self._tell(f"{name} {what}; restarted, {role.restarts} of {self._max_restarts}")
         role.start(self._store)
 
     def _fail(self, role: RoleProcess, what: str, lines: list[str]) -> NoReturn:
-        raise RunFailed(self._told(f"{role.spec.name} {what}.", lines, role.log))
-
-    def _told(self, what: str, lines: list[str], log: Path | None = None) -> str:
-        if self._disk_full(lines):
-            what += f" The disk that holds {self._run_dir} is full: free some space."
-        if log is None:
-            return what
-        if "SIGKILL" in what and not any("Error" in line for line in lines):
-            what += " Was the machine out of memory?"
-        quoted = "\n".join(f"    {line}" for line in lines) or "    (it wrote nothing)"
-        return f"{what} The end of {_short(log)}:\n{quoted}"
-
-    def _disk_full(self, lines: list[str]) -> bool:
-        if any(_FULL_DISK.search(line) for line in lines):
-            return True
-        return shutil.disk_usage(self._run_dir).free < _FULL_DISK_BYTES
+        raise RunFailed(culprit(f"{role.spec.name} {what}.", lines, role.log, self._run_dir))
 
     # --- stopping ----------------------------------------------------------------------------
 
@@ -339,7 +319,10 @@ class Supervisor:
         for fd in (self._woken, wake):
             os.set_blocking(fd, False)
         old_fd = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        old = {n: signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
+            numbers.append(signal.SIGHUP)
+        old = {number: signal.signal(number, stop) for number in numbers}
         old[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda number, frame: None)
         try:
             yield
@@ -391,24 +374,5 @@ class Supervisor:
             atomic_write_bytes(self._run_dir / HEARTBEAT_FILE, json.dumps(content).encode())
 
 
-def _exit(code: int) -> str:
-    if code == guard.CANNOT_START:
-        return "exit code 127 (its command cannot be started)"
-    if code <= 128:
-        return f"exit code {code}"
-    try:
-        name = signal.Signals(code - 128).name
-    except ValueError:
-        return f"exit code {code}"
-    return f"signal {name}"
-
-
-def _sentence(lines: list[str]) -> str:
-    """What a role told its user on its way out: its last line, without the word error."""
-    return lines[-1].strip().removeprefix("error: ") if lines else ""
-
-
-def _short(path: Path) -> str:
-    with suppress(ValueError):
-        return str(path.relative_to(Path.cwd()))
-    return str(path)
+def _after(restarts: int, of: str) -> str:
+    return f", after {restarts} restarts of the {of}" if restarts else ""
