@@ -76,6 +76,8 @@ def server_command(
     ]
     env = {
         "TMPDIR": str(scratch),
+        # Weights are folders here; of one that is gone it would ask the hub.
+        "HF_HUB_OFFLINE": "1",
         # Without it a health check takes a second and runs a greedy request among the others.
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
     }
@@ -109,6 +111,7 @@ def cpu_env() -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join([*map(str, path), *filter(None, inherited)]),
         "SGLANG_USE_CPU_ENGINE": "1",
         "SGLANG_PLUGINS": "glm52_cpu",
+        "SGLANG_EXTERNAL_MODEL_PACKAGE": "glm52_tbench2.engines.cpu.models",
         "TORCHDYNAMO_DISABLE": "1",
     }
 

@@ -74,7 +74,8 @@ def publish(
             if path.is_file() and path.suffix != ".safetensors" and path.name != _INDEX:
                 shutil.copyfile(path, temporary / path.name)
         (temporary / _VERSION).write_text(json.dumps({"version": version}))
-    for old in sorted(folder.glob("version_*"))[:-KEEP]:
+    older = [path for path in sorted(folder.glob("version_*")) if path < target]
+    for old in older[: 1 - KEEP]:
         shutil.rmtree(old, ignore_errors=True)
     return target
 

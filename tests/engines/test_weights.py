@@ -65,6 +65,12 @@ def test_old_versions_are_removed(tmp_path: Path, start: Path) -> None:
     assert left == ["version_000003", "version_000004"]
 
 
+def test_version_below_those_there_is_kept(tmp_path: Path, start: Path) -> None:
+    for version in (8, 9, 2):
+        publish(tmp_path / "weights", start, version)
+    assert (tmp_path / "weights" / "version_000002" / "version.json").exists()
+
+
 def test_version_published_again_replaces_the_first(tmp_path: Path, start: Path) -> None:
     publish(tmp_path / "weights", start, 3)
     folder = weights.publish(tmp_path / "weights", tensors(5.0).items(), start, 3)

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -41,6 +42,9 @@ def loads_path(ipc_name: str) -> str:
 def install() -> None:
     """Registers the hooks."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    # SGLang's tensor dumper, not used here, imports Megatron where it is installed.
+    sys.modules["megatron"] = None  # type: ignore[assignment]
 
     HookRegistry.register(f"{_ENGINE}._set_envs_and_config", fork_children, HookType.AFTER)
     HookRegistry.register(
