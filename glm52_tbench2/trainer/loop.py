@@ -128,6 +128,18 @@ class TrainingLoop:
             "time/train_push": push_s,
             "time/train_step": perf_counter() - started,
         }
+        if self.rank == 0:
+            log.info(
+                "step %d: loss %.4f, gradient %.3f, %d micro-batches; waited %.1f s, computed "
+                "%.1f s, pushed %.1f s",
+                step,
+                metrics["trainer/loss"],
+                metrics["trainer/grad_norm"],
+                metrics["trainer/micro_batches"],
+                waited,
+                metrics["time/train_compute"],
+                push_s,
+            )
         # Before the checkpoint: a run that goes on from there would not come back for them.
         self._log_metrics(metrics)
         if step % self.config.checkpoint.every == 0 or step == self.config.steps:

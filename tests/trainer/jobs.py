@@ -48,6 +48,15 @@ def logits(run: RunConfig, sequences: list[list[int]]) -> np.ndarray:
         return model(tokens[None], None, None, packed_seq_params=packed)[0].numpy()
 
 
+def transformers_logits(run: RunConfig, sequences: list[list[int]]) -> np.ndarray:
+    """The same by transformers, in this process."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(run.model.path, dtype=torch.float32)
+    with torch.no_grad():
+        return torch.cat([model(torch.tensor([s])).logits[0] for s in sequences]).numpy()
+
+
 def round_trip(run: RunConfig) -> Weights:
     """The starting weights after a visit to the model."""
     model = build_model(run)
