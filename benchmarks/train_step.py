@@ -84,8 +84,10 @@ def transformers_step(run: RunConfig, folder: Path, batch: list[Sample]) -> Call
     """The same for plain transformers."""
     model = Glm4MoeLiteForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
     optim = run.optim
+    plain = [p for p in model.parameters() if p.ndim == 1]
+    decayed = [p for p in model.parameters() if p.ndim > 1]
     adam = torch.optim.AdamW(
-        model.parameters(),
+        [{"params": plain, "weight_decay": 0.0}, {"params": decayed}],
         lr=optim.lr,
         betas=(optim.beta1, optim.beta2),
         eps=optim.eps,
