@@ -246,9 +246,9 @@ class ClipConfig:
     correction: Correction = MISSING
     """Correction of the trainer/rollout ratio rho."""
     correction_low: float = MISSING
-    """Lower bound on rho for tis (a clamp), icepop and mis."""
+    """Lower bound on rho for tis (a clamp), icepop, mis and dppo."""
     correction_high: float = MISSING
-    """Upper bound on rho for tis (a clamp), icepop and mis."""
+    """Upper bound on rho for tis (a clamp), icepop, mis and dppo."""
     mis: MisConfig = MISSING
     """Masked importance sampling, read when correction is mis."""
     dppo_delta: float = MISSING

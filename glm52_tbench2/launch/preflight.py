@@ -12,6 +12,7 @@ from ..config.schema import Device, Mode, RunConfig, SandboxProvider, Scheduler,
 from ..envs import namespace
 from ..tasks.sets import TaskSet, check_disjoint, load_set
 from ..tasks.suite import load_suite, select
+from ..trainer import limits
 from .placement import given_port
 from .ports import fabric_address, is_free
 
@@ -74,7 +75,7 @@ def _built(config: RunConfig) -> list[str]:
             f"sandbox.provider={config.sandbox.provider.name} is not built yet; "
             "write sandbox=local."
         )
-    return found
+    return found + limits.problems(config)
 
 
 def _machine(config: RunConfig) -> list[str]:

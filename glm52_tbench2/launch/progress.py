@@ -70,7 +70,7 @@ class PlainProgress:
             if source == "eval":
                 self._print(held_out_line(self._numbers, step))
             elif source == "trainer" and step > self._step:
-                self._step = step  # a checkpoint's time is added to its step in a second record
+                self._step = step
                 self._print(step_line(self._numbers, step))
 
     def _print(self, text: str) -> None:
@@ -250,15 +250,10 @@ def step_line(numbers: RunNumbers, step: int) -> str:
 
 
 def held_out_line(numbers: RunNumbers, step: int) -> str:
-    """An evaluation in one line, with its 95 % interval."""
-    mean, low, high = (
-        numbers.latest("eval", f"eval/reward{suffix}", step)
-        for suffix in ("_mean", "_low", "_high")
-    )
-    if mean is None:
-        return f"held out after step {step}: no episode was scored"
-    interval = "" if low is None or high is None else f" ({low:.2f} to {high:.2f})"
-    return f"held out after step {step}: reward {mean:.2f}{interval}"
+    """An evaluation in one line."""
+    mean = numbers.latest("eval", "eval/reward_mean", step)
+    told = "no episode was scored" if mean is None else f"reward {mean:.2f}"
+    return f"held out after step {step}: {told}"
 
 
 def duration(seconds: float) -> str:

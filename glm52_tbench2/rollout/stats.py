@@ -4,7 +4,6 @@ Every share lies in [0, 1]; times are seconds. Names start with who computed the
 its own. A batch read back from its file gives the metrics it gave when it was written.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -14,7 +13,6 @@ from .outcome import OUTCOMES, Cause
 
 NEAR_CAP = 0.9
 """A turn of at least this share of the per-turn cap is a giant one."""
-_Z95 = 1.959964
 
 
 def rollout_metrics(
@@ -55,28 +53,12 @@ def rollout_metrics(
 
 
 def eval_metrics(samples: Sequence[Sample], stats: Mapping[str, float]) -> dict[str, float]:
-    """Metrics ``eval/...`` and ``time/eval_s`` of one evaluation.
-
-    The interval is Wilson's at 95 % over all samples. It takes them as independent, which is on the
-    wide side for the question "how good on these tasks", since tasks differ in difficulty.
-    """
-    low, high = wilson(sum(s.reward for s in samples), len(samples))
+    """Metrics ``eval/...`` and ``time/eval_s`` of one evaluation."""
     return {
         **_common("eval", samples),
-        "eval/reward_low": low,
-        "eval/reward_high": high,
         "eval/missing": stats.get("missing", 0),
         "time/eval_s": stats["wall_s"],
     }
-
-
-def wilson(successes: float, trials: int) -> tuple[float, float]:
-    """Wilson's score interval of a proportion at 95 %."""
-    share = successes / trials
-    scale = 1 + _Z95**2 / trials
-    centre = (share + _Z95**2 / (2 * trials)) / scale
-    half = _Z95 / scale * math.sqrt(share * (1 - share) / trials + (_Z95 / (2 * trials)) ** 2)
-    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def _common(prefix: str, samples: Sequence[Sample]) -> dict[str, float]:

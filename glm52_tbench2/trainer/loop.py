@@ -20,7 +20,7 @@ from glm52_tbench2.config.errors import UserError
 from glm52_tbench2.config.files import atomic_path
 from glm52_tbench2.config.identity import load_identity
 from glm52_tbench2.config.paths import resolve
-from glm52_tbench2.config.schema import RunConfig, WeightTransport
+from glm52_tbench2.config.schema import RunConfig
 from glm52_tbench2.config.signals import Signals
 from glm52_tbench2.engines import weights
 from glm52_tbench2.engines.client import EngineError
@@ -65,11 +65,6 @@ class TrainingLoop:
         Raises UserError, SignalsLost.
         """
         started = perf_counter()
-        if run.engine.num_engines and run.engine.transport is not WeightTransport.disk:
-            raise UserError(
-                f"engine.transport is {run.engine.transport.name}, which the trainer cannot do "
-                "yet; write engine.transport=disk."
-            )
         self.run_dir, self.config, self.rank = run_dir, run, rank
         self.identity = load_identity(run_dir)[0].hash
         self.signals = Signals.from_env()
@@ -141,13 +136,13 @@ class TrainingLoop:
                 push_s,
             )
         # Before the checkpoint: a run that goes on from there would not come back for them.
-        self._log_metrics(metrics)
+        self._log_metrics("trainer", metrics)
         if step % self.config.checkpoint.every == 0 or step == self.config.steps:
             saving = perf_counter()
             checkpoint.save(
                 self.run_dir, step, self.model, self.optimizer, self.config.checkpoint.keep_last
             )
-            self._log_metrics({**metrics, "time/train_checkpoint": perf_counter() - saving})
+            self._log_metrics("checkpoint", {"time/train_checkpoint": perf_counter() - saving})
 
     # --- batches -------------------------------------------------------------------------------
 
@@ -199,9 +194,9 @@ class TrainingLoop:
         with atomic_path(batch_path(self.run_dir, "train", self.step)) as temporary:
             pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
 
-    def _log_metrics(self, metrics: dict[str, float]) -> None:
+    def _log_metrics(self, source: str, metrics: dict[str, float]) -> None:
         if self.rank == 0:
-            metrics_log.append(self.run_dir, self.step, "trainer", metrics)
+            metrics_log.append(self.run_dir, self.step, source, metrics)
 
     # --- weights -------------------------------------------------------------------------------
 

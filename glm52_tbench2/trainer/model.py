@@ -14,11 +14,9 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig
 from torch import Tensor
 from torch.nn import functional as F
 
-from glm52_tbench2.config.errors import UserError
 from glm52_tbench2.config.schema import (
     DType,
     ModelConfig,
-    ModelFamily,
     ParallelConfig,
     Recompute,
     RunConfig,
@@ -77,31 +75,7 @@ def score(model: torch.nn.Module, tokens: Tensor, labels: Tensor, packed: Packed
 
 
 def transformer_config(model: ModelConfig, parallel: ParallelConfig) -> MLATransformerConfig:
-    """Megatron's description of the architecture and of its layout.
-
-    Raises UserError for an architecture this trainer does not build.
-    """
-    if model.family is not ModelFamily.glm4_moe_lite:
-        raise UserError(
-            f"model.family is {model.family.name}, which the trainer cannot build yet; "
-            f"choose a model of family {ModelFamily.glm4_moe_lite.name}, as model=tiny."
-        )
-    if parallel.context > 1:
-        raise UserError(
-            f"parallel.context is {parallel.context}, which the trainer cannot do yet; write 1."
-        )
-    if parallel.tensor > 1 and not parallel.sequence_parallel:
-        raise UserError(
-            f"parallel.tensor is {parallel.tensor}, which a mixture of experts can only do with "
-            "parallel.sequence_parallel=true."
-        )
-    if parallel.expert == 1 and parallel.expert_tensor != parallel.tensor:
-        raise UserError(
-            f"parallel.expert_tensor is {parallel.expert_tensor} beside parallel.tensor "
-            f"{parallel.tensor}: without expert parallelism Megatron does not add up the experts' "
-            f"gradients then; write parallel.expert_tensor={parallel.tensor} or raise "
-            "parallel.expert."
-        )
+    """Megatron's description of the architecture and of its layout."""
     dtype = getattr(torch, model.dtype.name)
     recompute: dict[str, Any] = {}
     if parallel.recompute is Recompute.full:

@@ -6,7 +6,6 @@ from megatron.core.distributed import DistributedDataParallel, finalize_model_gr
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
 from torch import Tensor
 
-from glm52_tbench2.config.errors import UserError
 from glm52_tbench2.config.schema import DType, OptimConfig, RunConfig
 
 
@@ -15,14 +14,8 @@ def build_optimizer(run: RunConfig, model: DistributedDataParallel) -> MegatronO
 
     Norms and biases are not decayed; the experts' routing biases are no parameters and stay fixed.
     Under bfloat16 the master weights are copied from the model's, now and by reload_model_params.
-
-    Raises UserError for an option this trainer does not have.
     """
     optim = run.optim
-    if optim.state_on_disk:
-        raise UserError(
-            "optim.state_on_disk is true, which the trainer cannot do yet; write false."
-        )
     config = OptimizerConfig(
         optimizer="adam",
         lr=optim.lr,
