@@ -19,7 +19,7 @@ usage: glm52 VERB [...]
   report RUN                  write RUN/report.html again
   tasks show SET              a task set: difficulty, category, limits
   tasks check SET             prove each task: solution 1, nothing 0, wrong attempt 0
-  tasks build DEST            build the mini suite
+  tasks build --tasks-dir DIR --set SET   write prompt rows of a set and of what it holds out
   knobs [PREFIX]              every knob with its meaning
   warm-start --out DIR        rebuild the small model's tokenizer and starting weights
 
@@ -116,9 +116,13 @@ def _report(arguments: list[str]) -> int:
 def _tasks(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser("glm52 tasks")
     verbs = parser.add_subparsers(dest="verb", required=True)
+    names = "SUITE/SET or SET, or SUITE for all its tasks"
     for verb in ("show", "check"):
-        verbs.add_parser(verb).add_argument("set", help="SUITE/SET, or SUITE for all its tasks")
-    verbs.add_parser("build").add_argument("dest", type=Path, help="folder to build into")
+        verbs.add_parser(verb).add_argument("set", help=names)
+    build = verbs.add_parser("build", help="write a set's prompt rows as JSON lines")
+    build.add_argument("--set", required=True, help="as train69, tbench2/train69 or mini/mini8")
+    build.add_argument("--tasks-dir", type=Path, required=True, help="folder with a task a folder")
+    build.add_argument("--out", type=Path, default=Path(), help="folder to write to (here)")
     options = parser.parse_args(arguments)
     if options.verb == "show":
         from .tasks.show import show
@@ -129,9 +133,13 @@ def _tasks(arguments: list[str]) -> int:
         from .envs.check import check
 
         return check(options.set)
-    from .tasks.mini import build
+    from .config.compose import compose
+    from .tasks.rows import write_rows
+    from .tasks.sets import find_set
 
-    build(options.dest)
+    prompt = compose([]).rollout.system_prompt
+    for path in write_rows(find_set(options.set), options.tasks_dir, prompt, options.out):
+        print(path)
     return 0
 
 

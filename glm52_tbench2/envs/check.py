@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 from ..config.paths import CONF
 from ..config.schema import SandboxConfig
 from ..tasks.check import check_suite, report
-from ..tasks.named import named_tasks
+from ..tasks.named import full_name, named_tasks
 from ..tasks.suite import Task
 from .local import LocalSandbox
 from .local import check as check_bubblewrap
@@ -19,7 +19,7 @@ def check(name: str) -> int:
 
     Raises UserError for an unknown set and where sandboxes cannot be made.
     """
-    tasks = named_tasks(name)
+    tasks = named_tasks(full_name(name))
     check_bubblewrap()
     return report(check_suite(tasks, scripted(local_sandbox())))
 

@@ -10,7 +10,7 @@ from ..config.errors import UserError
 from ..config.paths import resolve
 from ..config.schema import Device, Mode, RunConfig, SandboxProvider, Scheduler, WandbMode
 from ..envs import namespace
-from ..tasks.sets import TaskSet, check_disjoint, load_set
+from ..tasks.sets import TaskSet, check_disjoint, check_leakage, load_set
 from ..tasks.suite import load_suite, select
 from ..trainer import limits
 from .placement import given_port
@@ -162,7 +162,9 @@ def _tasks(config: RunConfig) -> list[str]:
         found.append(str(error))
     try:
         suite = load_suite(resolve(config.data.tasks_dir))
-        select(suite, [task for one in sets for task in one.ids])
+        chosen = [select(suite, one.ids) for one in sets]
+        if len(chosen) == 2:
+            check_leakage(*chosen)
     except UserError as error:
         found.append(str(error))
     return found

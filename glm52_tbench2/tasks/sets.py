@@ -11,6 +11,7 @@ import yaml
 
 from ..config.errors import UserError
 from ..config.paths import DATA
+from .suite import Task, asked
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,8 @@ class TaskSet:
     ids: tuple[str, ...]
     """Sorted."""
     doc: str
+    held_out: bool = False
+    """For evaluation: no other set of its suite may hold one of its tasks."""
 
     @property
     def sha256(self) -> str:
@@ -54,17 +57,35 @@ def load_set(name: str, data: Path = DATA) -> TaskSet:
             and isinstance(ids, list)
             and bool(ids)
             and all(isinstance(one, str) for one in ids)
+            and isinstance(fields.get("held_out", False), bool)
         )
     except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError):
         well_formed = False
     if not well_formed:
         raise UserError(
-            f"{path} is not a task set; write `suite: {suite}`, `doc: what it is for` "
-            "and `tasks:` with a list of task ids."
+            f"{path} is not a task set; write `suite: {suite}`, `doc: what it is for`, `tasks:` "
+            "with a list of task ids and, where they are held out, `held_out: true`."
         )
-    if ids != sorted(set(ids)):
-        raise UserError(f"The task ids in {path} must be sorted and different; sort them.")
-    return TaskSet(name, suite, tuple(ids), str(fields.get("doc", "")))
+    if twice := sorted({one for one in ids if ids.count(one) > 1}):
+        raise UserError(f"{path} names {', '.join(twice)} more than once; write each task once.")
+    if ids != sorted(ids):
+        raise UserError(f"The task ids in {path} must be sorted; sort them.")
+    doc, held_out = str(fields.get("doc", "")), bool(fields.get("held_out", False))
+    return TaskSet(name, suite, tuple(ids), doc, held_out)
+
+
+def find_set(name: str) -> TaskSet:
+    """The set `name`, as SUITE/SET or as SET where one suite alone has it. Raises UserError."""
+    found = [known for known in set_names() if known.rpartition("/")[2] == name]
+    if len(found) > 1:
+        raise UserError(f"{name} is a set of several suites; write {' or '.join(found)}.")
+    return load_set(found[0] if found else name)
+
+
+def held_out_sets(suite: str, data: Path = DATA) -> list[TaskSet]:
+    """The sets of a suite that are held out. Raises UserError for a broken manifest."""
+    names = [name for name in set_names(data) if name.startswith(f"{suite}/")]
+    return [one for name in names if (one := load_set(name, data)).held_out]
 
 
 def check_disjoint(train: TaskSet, held_out: TaskSet) -> None:
@@ -83,11 +104,23 @@ def check_disjoint(train: TaskSet, held_out: TaskSet) -> None:
         )
 
 
-def render_set(suite: str, doc: str, ids: Iterable[str]) -> str:
+def check_leakage(train: Iterable[Task], held_out: Iterable[Task]) -> None:
+    """Raises UserError when a task trained on is a held-out one under another id."""
+    known = {asked(task): task.id for task in held_out}
+    for task in train:
+        if twin := known.get(asked(task)):
+            raise UserError(
+                f"The task {task.id} of data.train is the held-out task {twin} under another name; "
+                "leave one of them out."
+            )
+
+
+def render_set(suite: str, doc: str, ids: Iterable[str], held_out: bool = False) -> str:
     """The text of a manifest."""
     lines = "".join(f"  - {task_id}\n" for task_id in sorted(ids))
     body = textwrap.indent(textwrap.fill(doc, 96), "  ")
-    return f"suite: {suite}\ndoc: >-\n{body}\ntasks:\n{lines}"
+    mark = "held_out: true\n" if held_out else ""
+    return f"suite: {suite}\ndoc: >-\n{body}\n{mark}tasks:\n{lines}"
 
 
 def render_sets(
@@ -107,6 +140,6 @@ def render_sets(
         ),
         f"{small}.yaml": render_set(suite, f"The first 8 tasks of {full}.", sorted(train)[:8]),
         f"{evaluation}.yaml": render_set(
-            suite, f"The {len(held_out)} tasks held out: {rule}", held_out
+            suite, f"The {len(held_out)} tasks held out: {rule}", held_out, held_out=True
         ),
     }

@@ -4,6 +4,7 @@ TASK/task.toml, instruction.md, environment/Dockerfile (and what it copies), sol
 tests/test.sh, which writes 1 or 0 to /logs/verifier/reward.txt; its exit status means nothing.
 """
 
+import hashlib
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -118,6 +119,16 @@ def load_suite(folder: Path) -> dict[str, Task]:
             "one sub-folder a task, each with a task.toml."
         )
     return tasks
+
+
+def asked(task: Task) -> str:
+    """A hash of what the task asks and how it judges: instruction, environment and tests."""
+    digest = hashlib.sha256(task.instruction.encode())
+    for folder in (task.environment, task.tests):
+        for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+            digest.update(str(path.relative_to(task.path)).encode())
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
 
 
 def select(suite: Mapping[str, T], ids: Iterable[str]) -> list[T]:

@@ -1,22 +1,78 @@
 """Task sets, and the rule that holds tasks out."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from glm52_tbench2.config.compose import compose
 from glm52_tbench2.config.errors import UserError
 from glm52_tbench2.config.paths import DATA
 from glm52_tbench2.tasks import tbench2
-from glm52_tbench2.tasks.sets import TaskSet, check_disjoint, load_set, render_set, set_names
+from glm52_tbench2.tasks.named import named_tasks
+from glm52_tbench2.tasks.sets import (
+    TaskSet,
+    check_disjoint,
+    check_leakage,
+    find_set,
+    held_out_sets,
+    load_set,
+    render_set,
+    set_names,
+)
 from glm52_tbench2.tasks.split import split
+from glm52_tbench2.tasks.suite import asked
 
 SUITES = {
     "mini": ("mini/mini69", "mini/mini8", "mini/eval20"),
     "tbench2": ("tbench2/train69", "tbench2/train8", "tbench2/eval20"),
 }
+
+
+def test_the_default_is_the_69_tasks_published_as_healthy_and_never_other_ones() -> None:
+    data = compose([]).data
+    pinned = {
+        "tbench2/train69": "61a6c4c9d601136e",
+        "tbench2/train8": "168e1d35fa50a698",
+        "tbench2/eval20": "54f26760531f2b0e",
+    }
+    assert (data.train, data.eval) == ("tbench2/train69", "tbench2/eval20")
+    assert len(load_set(data.train).ids) == 69
+    assert {name: load_set(name).sha256[:16] for name in pinned} == pinned
+
+
+@pytest.mark.parametrize("name", set_names())
+def test_no_set_holds_a_task_that_its_suite_holds_out(name: str) -> None:
+    task_set = load_set(name)
+    for held_out in held_out_sets(task_set.suite):
+        if held_out != task_set:
+            check_disjoint(task_set, held_out)
+
+
+def test_every_suite_holds_tasks_out_and_no_two_of_mini_ask_the_same() -> None:
+    assert [one.name for suite in SUITES for one in held_out_sets(suite)] == [
+        "mini/eval20",
+        "tbench2/eval20",
+    ]
+    train, held_out = named_tasks("mini/mini69"), named_tasks("mini/eval20")
+    check_leakage(train, held_out)
+    assert len({asked(task) for task in train + held_out}) == 89
+
+
+def test_a_held_out_task_under_another_name_is_found() -> None:
+    train, held_out = named_tasks("mini/mini8"), named_tasks("mini/eval20")
+    renamed = replace(held_out[3], id="innocent")
+    with pytest.raises(UserError, match=f"innocent of data.train is the .* {held_out[3].id}"):
+        check_leakage([*train, renamed], held_out)
+
+
+def test_a_set_may_be_written_without_its_suite() -> None:
+    assert find_set("train8") == load_set("tbench2/train8")
+    with pytest.raises(UserError, match=r"several suites; write mini/eval20 or tbench2/eval20"):
+        find_set("eval20")
 
 
 @pytest.mark.parametrize("suite", SUITES)
@@ -99,12 +155,13 @@ def test_a_written_set_reads_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("suite: mini\ntasks: [b, a]\n", "must be sorted and different"),
-        ("suite: mini\ntasks: [a, a]\n", "must be sorted and different"),
+        ("suite: mini\ntasks: [b, a]\n", "must be sorted"),
+        ("suite: mini\ntasks: [a, b, a, b, c]\n", "names a, b more than once"),
         ("suite: mini\ntasks: []\n", "is not a task set"),
         ("suite: mini\ntasks: [1, 2]\n", "is not a task set"),
         ("suite: mini\ntasks: abc\n", "is not a task set"),
         ("suite: other\ntasks: [a]\n", "is not a task set"),
+        ("suite: mini\nheld_out: maybe\ntasks: [a]\n", "is not a task set"),
         ("tasks: [a\n", "is not a task set"),
         ("just words\n", "is not a task set"),
         ("", "is not a task set"),
