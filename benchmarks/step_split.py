@@ -1,0 +1,88 @@
+"""Where a step's time goes: python benchmarks/step_split.py [OVERRIDE ...]
+
+Runs experiment=smoke for 8 steps without an evaluation (with overrides, if any) in a scratch
+folder and prints the median of each part of a step, and how busy each role kept its processors
+over the steps. The engine has one thread, so its CPU time a wall second is its busy share.
+"""
+
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import psutil
+
+from glm52_tbench2.config import metrics_log
+
+STEPS = 8
+PARTS = {
+    "time/train_step": "whole step",
+    "time/rollout_s": "  rollout",
+    "time/train_compute": "  training",
+    "time/train_push": "  weights to the engine",
+    "time/train_checkpoint": "checkpoint (every 4, beside the next rollout)",
+}
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        overrides = [f"steps={STEPS}", "eval.every=1000", f"runs_dir={scratch}", *sys.argv[1:]]
+        command = [sys.executable, "-m", "glm52_tbench2.cli", "train", "experiment=smoke"]
+        run = psutil.Popen([*command, *overrides], stdout=subprocess.DEVNULL)
+        folder = wait_for(run, Path(scratch), 1)
+        before, began = cpu_seconds(run), time.perf_counter()
+        wait_for(run, Path(scratch), STEPS - 1)
+        wall, after = time.perf_counter() - began, cpu_seconds(run)
+        if run.wait() != 0:
+            sys.exit(f"the run failed with exit code {run.returncode}")
+        told(folder)
+    print(f"\nCPU seconds a wall second, over {wall:.0f} s of steps")
+    for role, used in after.items():
+        print(f"{role:<46}{(used - before.get(role, 0.0)) / wall:8.2f}")
+
+
+def wait_for(run: psutil.Popen, runs: Path, step: int) -> Path:
+    """The run's folder, once `step` is trained."""
+    while run.poll() is None:
+        for folder in runs.iterdir():
+            if step in metrics_log.read(folder).get("trainer", {}):
+                return folder
+        time.sleep(0.05)
+    sys.exit(f"the run ended with exit code {run.returncode} before step {step}")
+
+
+def cpu_seconds(run: psutil.Popen) -> dict[str, float]:
+    """Role -> CPU time of its processes that are alive."""
+    found: dict[str, float] = {}
+    for process in run.children(recursive=True):
+        try:
+            line, times = " ".join(process.cmdline()), process.cpu_times()
+        except psutil.Error:
+            continue
+        names = {"sglang": "engine", "trainer": "trainer", "rollout": "driver", "envs": "env"}
+        role = next((name for word, name in names.items() if word in line), None)
+        if role:
+            found[role] = found.get(role, 0.0) + times.user + times.system
+    return found
+
+
+def told(folder: Path) -> None:
+    """Prints the medians over the steps but the first, in which everything is new."""
+    log = metrics_log.read(folder)
+    for name, words in PARTS.items():
+        values = [
+            values[name]
+            for steps in log.values()
+            for step, values in steps.items()
+            if name in values and step > 1
+        ]
+        print(f"{words:<46}{median(values):8.2f} s   median of {len(values)}")
+    rollout = [log["driver"][step]["time/rollout_s"] for step in range(2, STEPS + 1)]
+    whole = [log["trainer"][step]["time/train_step"] for step in range(2, STEPS + 1)]
+    print(f"{'rollout, of the whole':<46}{sum(rollout) / sum(whole):8.0%}")
+
+
+if __name__ == "__main__":
+    main()
