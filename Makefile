@@ -1,4 +1,5 @@
 # make run: set up and run the smoke experiment. make test: set up and run every check.
+# make golden: write the resolved configs that tests/config/test_golden.py compares with.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -19,6 +20,9 @@ lint: $(VENV)/.ready-dev
 	$(BIN)/mypy
 
 env: $(VENV)/.ready
+
+golden: $(VENV)/.ready
+	$(BIN)/python tests/golden/refresh.py
 
 $(VENV)/.ready: pyproject.toml requirements/constraints.txt requirements/sglang-nodeps.txt
 	@scripts/system_packages.sh bubblewrap=bwrap git=git
