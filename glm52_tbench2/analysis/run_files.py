@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -47,19 +47,45 @@ class RunFiles:
         return self._json(IDENTITY_FILE, "the run's identity is unknown")
 
     @cached_property
+    def records(self) -> dict[str, dict[int, metrics_log.Record]]:
+        """source -> step -> record, as metrics_log.records."""
+        return metrics_log.records(self.path)
+
+    @property
     def metrics(self) -> dict[str, dict[int, dict[str, float]]]:
-        """source -> step -> metrics, as metrics_log.read."""
-        return metrics_log.read(self.path)
+        """source -> step -> metrics."""
+        return {
+            source: {step: record.metrics for step, record in steps.items()}
+            for source, steps in self.records.items()
+        }
+
+    def definition(self, name: str) -> int | None:
+        """Version of a metric's definition, the newest in the run; None where it is not there."""
+        versions = (record.definition(name) for _, record in self._having(name))
+        return max(versions, default=None)
 
     def series(self, name: str) -> dict[int, float]:
-        """Step -> value of a metric, whoever wrote it, steps rising."""
-        found = {
-            step: metrics[name]
-            for steps in self.metrics.values()
-            for step, metrics in steps.items()
-            if metrics.get(name) is not None
-        }
+        """Step -> value of a metric, whoever wrote it, steps rising.
+
+        Of a metric whose definition changed within the run, only what follows the newest one; a
+        warning says so.
+        """
+        newest = self.definition(name)
+        found, older = {}, 0
+        for step, record in self._having(name):
+            if record.definition(name) == newest:
+                found[step] = record.metrics[name]
+            else:
+                older += 1
+        if older:
+            self._warn(f"{older} steps of {name} follow an older definition of it and are left out")
         return dict(sorted(found.items()))
+
+    def _having(self, name: str) -> Iterator[tuple[int, metrics_log.Record]]:
+        for steps in self.records.values():
+            for step, record in steps.items():
+                if record.metrics.get(name) is not None:
+                    yield step, record
 
     @property
     def state(self) -> str:
@@ -126,3 +152,12 @@ class RunFiles:
     def _warn(self, text: str) -> None:
         if text not in self.warnings:
             self.warnings.append(text)
+
+
+def definitions_differ(runs: Sequence[RunFiles], name: str) -> str | None:
+    """Why a metric of several runs may not share an axis or a column; None where it may."""
+    versions = {run.name: version for run in runs if (version := run.definition(name))}
+    if len(set(versions.values())) < 2:
+        return None
+    told = ", ".join(f"{version} in {run}" for run, version in versions.items())
+    return f"{name} has different definitions ({told}; docs/metrics.md), so it is not compared"

@@ -40,6 +40,8 @@ _SETTINGS: dict[str, Any] = {
     "x_service_wait": 120.0,
 }
 
+_MADE = ("revision", "changes", "machine", "origin")
+
 
 def run_id(run_dir: Path) -> str:
     """The wandb id of a run: its folder's name, in the characters that wandb takes."""
@@ -61,7 +63,7 @@ def track(run_dir: Path, stopped: threading.Event) -> None:
     try:
         for number, record in follow(run_dir / "metrics.jsonl", run_dir / FINISHED_FILE, stopped):
             if number >= seen:
-                tracked.log({**record["metrics"], "step": record["step"]}, step=number)
+                tracked.log({**_named(record), "step": record["step"]}, step=number)
         code = 0 if (run_dir / FINISHED_FILE).exists() else 143
     finally:
         tracked.finish(exit_code=code)
@@ -97,6 +99,15 @@ def follow(
         stopped.wait(POLL_S)
 
 
+def _named(record: dict[str, Any]) -> dict[str, float]:
+    """The metrics, with the version in the name where it is not 1: wandb draws by name."""
+    versions = record.get("definitions", {})
+    return {
+        f"{name}@{versions[name]}" if name in versions else name: value
+        for name, value in record["metrics"].items()
+    }
+
+
 def _record(line: bytes) -> dict[str, Any] | None:
     try:
         record = json.loads(line)
@@ -112,6 +123,8 @@ def _start(run_dir: Path, config: RunConfig) -> Any:
 
     identity = dict(RunFiles(run_dir, config).identity)
     identity.pop("config", None)  # said by the config itself
+    # By file and by task it is long, and in the run folder.
+    made = {k: v for k, v in (identity.get("made") or {}).items() if k in _MADE}
     try:
         tracked = wandb.init(
             dir=str(run_dir),
@@ -121,7 +134,7 @@ def _start(run_dir: Path, config: RunConfig) -> Any:
             entity=config.tracking.entity,
             mode=config.tracking.wandb.value,
             resume="allow" if config.tracking.wandb is WandbMode.online else None,
-            config={**_knobs(config), "identity": identity},
+            config={**_knobs(config), "identity": {**identity, "made": made}},
             settings=wandb.Settings(**_SETTINGS),
         )
     except (UsageError, AuthenticationError) as error:

@@ -4,16 +4,41 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+
+DEFINITIONS: dict[str, int] = {}
+"""Version of a metric's definition, of those that have changed since their first, which is 1.
+
+Whoever changes what a name means raises it here: curves of two versions are then never drawn on
+one axis.
+"""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one source computed of one step."""
+
+    metrics: dict[str, float]
+    definitions: dict[str, int]
+    """Version of a metric's definition where it is not 1."""
+    time: float
+    """Unix time of the record, seconds."""
+
+    def definition(self, name: str) -> int:
+        """Version of the definition behind a metric of this record."""
+        return self.definitions.get(name, 1)
 
 
 def append(run_dir: Path, step: int, source: str, metrics: Mapping[str, float]) -> None:
-    """Appends one record, {"step", "source", "time" (unix seconds), "metrics"}.
+    """Appends one record: its step, source, time, metrics and those definitions that are not 1.
 
     A single O_APPEND write, so that records of several processes never interleave.
     After a resume a (step, source) may be there twice: the last one counts.
     """
     record = {"step": step, "source": source, "time": time.time(), "metrics": dict(metrics)}
+    if changed := {name: DEFINITIONS[name] for name in metrics if name in DEFINITIONS}:
+        record["definitions"] = changed
     line = (json.dumps(record) + "\n").encode()
     fd = os.open(run_dir / "metrics.jsonl", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     try:
@@ -25,16 +50,25 @@ def append(run_dir: Path, step: int, source: str, metrics: Mapping[str, float]) 
         os.close(fd)
 
 
-def read(run_dir: Path) -> dict[str, dict[int, dict[str, float]]]:
-    """source -> step -> metrics, the last record of each; a half-written last line is left out."""
+def records(run_dir: Path) -> dict[str, dict[int, Record]]:
+    """source -> step -> the last record of each; a half-written last line is left out."""
     path = run_dir / "metrics.jsonl"
-    found: dict[str, dict[int, dict[str, float]]] = {}
+    found: dict[str, dict[int, Record]] = {}
     if not path.exists():
         return found
     for line in path.read_text(errors="replace").splitlines():
         try:
-            record = json.loads(line)
+            read = json.loads(line)
         except json.JSONDecodeError:
             continue
-        found.setdefault(record["source"], {})[record["step"]] = record["metrics"]
+        record = Record(read["metrics"], read.get("definitions", {}), read["time"])
+        found.setdefault(read["source"], {})[read["step"]] = record
     return found
+
+
+def read(run_dir: Path) -> dict[str, dict[int, dict[str, float]]]:
+    """source -> step -> metrics, as :func:`records`."""
+    return {
+        source: {step: record.metrics for step, record in steps.items()}
+        for source, steps in records(run_dir).items()
+    }

@@ -1,13 +1,14 @@
 """A run folder read in every state it can be in."""
 
 import json
+import shutil
 import time
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
 
-from glm52_tbench2.analysis.run_files import RunFiles
+from glm52_tbench2.analysis.run_files import RunFiles, definitions_differ
 from glm52_tbench2.config import metrics_log
 from glm52_tbench2.config.errors import UserError
 
@@ -58,6 +59,34 @@ def test_a_series_joins_sources_and_takes_the_last_record_of_a_step(run_dir: Pat
     series = RunFiles.open(run_dir).series("trainer/grad_norm")
     assert list(series) == [1, 2, 7]
     assert series[7] == 2.0
+
+
+def test_a_series_never_mixes_two_definitions(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(metrics_log.DEFINITIONS, "trainer/grad_norm", 2)
+    metrics_log.append(run_dir, 3, "trainer", {"trainer/grad_norm": 5.0, "trainer/loss": 1.0})
+    run = RunFiles.open(run_dir)
+    assert run.series("trainer/grad_norm") == {3: 5.0}
+    assert list(run.series("trainer/loss")) == [1, 2, 3]
+    assert (run.definition("trainer/grad_norm"), run.definition("trainer/loss")) == (2, 1)
+    assert run.warnings == [
+        "2 steps of trainer/grad_norm follow an older definition of it and are left out"
+    ]
+
+
+def test_runs_of_two_definitions_are_not_compared(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(run_dir, other)
+    monkeypatch.setitem(metrics_log.DEFINITIONS, "trainer/grad_norm", 2)
+    metrics_log.append(other, 3, "trainer", {"trainer/grad_norm": 5.0})
+    runs = [RunFiles.open(run_dir), RunFiles.open(other)]
+    assert definitions_differ(runs, "trainer/loss") is None
+    assert definitions_differ(runs, "eval/of_neither") is None
+    said = definitions_differ(runs, "trainer/grad_norm")
+    assert said is not None and "1 in run, 2 in other" in said
 
 
 def test_an_unreadable_identity_is_a_warning(run_dir: Path) -> None:

@@ -122,6 +122,9 @@ def tracked(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> I
     with tracker(run_dir) as second:
         until(second, lambda: len(folders(run_dir)) == 2)
         metrics_log.append(run_dir, 3, "trainer", {"trainer/loss": 0.25})
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(metrics_log.DEFINITIONS, "trainer/entropy", 2)
+            metrics_log.append(run_dir, 3, "trainer", {"trainer/loss": 0.25, "trainer/entropy": 1})
         (run_dir / "finished").write_text("now\n")
         output = second.communicate(timeout=DEADLINE_S)
         assert second.returncode == 0, output
@@ -143,7 +146,9 @@ def test_a_restarted_tracker_keeps_every_record_and_those_of_a_live_run(tracked:
     assert found.history[-1]["trainer/loss"] == 0.25
     rows = [json.loads(line) for line in (tracked / "metrics.jsonl").read_text().splitlines()]
     logged = [{k: v for k, v in h.items() if not k.startswith("_")} for h in found.history]
-    assert logged == [{**row["metrics"], "step": row["step"]} for row in rows]
+    assert logged[:-1] == [{**row["metrics"], "step": row["step"]} for row in rows[:-1]]
+    # Not the curve of before: its definition is another one.
+    assert logged[-1] == {"trainer/loss": 0.25, "trainer/entropy@2": 1, "step": 3}
 
 
 def test_every_curve_is_drawn_over_the_training_step(tracked: Path) -> None:
