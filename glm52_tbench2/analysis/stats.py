@@ -99,6 +99,22 @@ def mean_interval(rewards: Rewards) -> Interval | None:
     return Interval(mean, max(0.0, centre - half), min(1.0, centre + half), count)
 
 
+def interval_over_runs(values: Sequence[float]) -> Interval | None:
+    """Mean of one number a run, for runs that differ in their seed alone; None without any.
+
+    m +- t(n-1) s / sqrt(n), Student's; a single run has no interval.
+    """
+    count = len(values)
+    if not count:
+        return None
+    mean = sum(values) / count
+    if count == 1:
+        return Interval(mean, math.nan, math.nan, 1)
+    variance = sum((value - mean) ** 2 for value in values) / (count - 1)
+    half = t_quantile((1 + CONFIDENCE) / 2, count - 1) * math.sqrt(variance / count)
+    return Interval(mean, mean - half, mean + half, count)
+
+
 @dataclass(frozen=True)
 class Change:
     """Reward after minus before, over the tasks seen both times."""
@@ -144,6 +160,16 @@ def paired_change(before: Rewards, after: Rewards) -> Change | None:
         low, high = centre - half, centre + half
     up, down = sum(d > 0 for d in changes), sum(d < 0 for d in changes)
     return Change(Interval(mean, low, high, count), up, down, count - up - down)
+
+
+def sign_test(up: int, down: int) -> float:
+    """Exact two-sided p of `up` against `down` when either is as likely; ties are left out.
+
+    P = min(1, 2 sum over i <= min(up, down) of C(n, i) / 2^n), n = up + down; 1 without any change.
+    """
+    total = up + down
+    tail = sum(math.comb(total, i) for i in range(min(up, down) + 1))
+    return min(1.0, 2 * tail / 2**total)
 
 
 def moving_mean(values: Sequence[float], window: int) -> list[float]:
