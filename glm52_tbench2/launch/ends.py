@@ -42,10 +42,11 @@ def culprit(what: str, lines: Sequence[str], log: Path, run_dir: Path) -> str:
     elif "SIGKILL" in what and not any("Error" in line for line in lines):
         what += " Was the machine out of memory?"
     quoted = "\n".join(f"    {line}" for line in lines) or "    (it wrote nothing)"
-    return f"{what} The end of {_short(log)}:\n{quoted}"
+    return f"{what} The end of {short(log)}:\n{quoted}"
 
 
-def _short(path: Path) -> str:
+def short(path: Path) -> str:
+    """As a person would write it from here."""
     with suppress(ValueError):
         return str(path.relative_to(Path.cwd()))
     return str(path)

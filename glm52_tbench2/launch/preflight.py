@@ -4,6 +4,7 @@ import netrc
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..config.errors import UserError
@@ -41,7 +42,7 @@ def problems(config: RunConfig) -> list[str]:
         *_sandbox(config),
         *_model(config),
         *_tasks(config),
-        *_disk(config),
+        *disk([config]),
         *_secrets(config),
     ]
 
@@ -170,15 +171,13 @@ def _tasks(config: RunConfig) -> list[str]:
     return found
 
 
-def _disk(config: RunConfig) -> list[str]:
-    runs = resolve(config.runs_dir)
+def disk(configs: Sequence[RunConfig]) -> list[str]:
+    """Whether the disk has room for all these runs, which lie in the first one's runs_dir."""
+    runs = resolve(configs[0].runs_dir)
     there = next(p for p in (runs, *runs.parents) if p.exists())
     if not os.access(there, os.W_OK):
         return [f"runs_dir is {runs}, where nothing can be written; write runs_dir=FOLDER."]
-    weights = sum(p.stat().st_size for p in resolve(config.model.path).glob("*.safetensors"))
-    # A checkpoint holds weights, their float32 copy and two moments: at most 8 times 2 bytes a
-    # parameter. One more than is kept exists while it is written, and the batches need room too.
-    need = 8 * weights * (config.checkpoint.keep_last + 1) + _GIB
+    need = sum(map(_checkpoint_bytes, configs)) + _GIB
     free = shutil.disk_usage(there).free
     if free >= need:
         return []
@@ -186,6 +185,13 @@ def _disk(config: RunConfig) -> list[str]:
         f"runs_dir is {runs}, with {free / _GIB:.1f} GiB free, but checkpoints and batches need "
         f"about {need / _GIB:.1f} GiB; free some, or write runs_dir=FOLDER on another disk."
     ]
+
+
+def _checkpoint_bytes(config: RunConfig) -> int:
+    weights = sum(p.stat().st_size for p in resolve(config.model.path).glob("*.safetensors"))
+    # A checkpoint holds weights, their float32 copy and two moments: at most 8 times 2 bytes a
+    # parameter. One more than is kept exists while it is written, and the batches need room too.
+    return 8 * weights * (config.checkpoint.keep_last + 1)
 
 
 def _secrets(config: RunConfig) -> list[str]:

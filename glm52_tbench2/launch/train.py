@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -14,7 +15,7 @@ from .placement import place
 from .ports import fabric_address
 from .progress import shown
 from .run_folder import create, last_checkpoint, lock, open_for_resume
-from .supervisor import USER_ERROR, Ended, Supervisor
+from .supervisor import HEARTBEAT_FILE, USER_ERROR, Ended, Supervisor
 
 
 def train(config: RunConfig, follow: bool = False) -> int:
@@ -26,7 +27,8 @@ def train(config: RunConfig, follow: bool = False) -> int:
     preflight.check(config)
     run_dir = create(config)
     with lock(run_dir) as lock_fd:
-        return _supervise(run_dir, config, lock_fd, follow, f"Run folder: {_shown(run_dir)}")
+        greeting = f"Run folder: {_shown(run_dir)}"
+        return _end(run_dir, _supervise(run_dir, config, lock_fd, follow, greeting))
 
 
 def resume(run_dir: Path, allow: bool, follow: bool = False) -> int:
@@ -35,22 +37,33 @@ def resume(run_dir: Path, allow: bool, follow: bool = False) -> int:
     `allow`: also when it would go on under another identity, which is then recorded.
     """
     run_dir = run_dir.resolve()
+    return _end(run_dir, go_on(run_dir, allow, follow))
+
+
+def go_on(run_dir: Path, allow: bool, follow: bool = False) -> Ended:
+    """Runs a run that is not finished, from its last complete checkpoint or its start, to its end.
+
+    Raises UserError, before anything is started, as :func:`train` does.
+    """
     load_run_config(run_dir)  # else the lock would be made in any folder
     with lock(run_dir) as lock_fd:
         config = open_for_resume(run_dir, allow)
         preflight.check(config)
         step = last_checkpoint(run_dir)
-        where = "from its start" if step is None else f"after step {step}"
-        greeting = f"{_shown(run_dir)} goes on {where}."
+        begun = (run_dir / HEARTBEAT_FILE).exists()
+        how = "goes on from its start" if begun else "starts"
+        greeting = f"{_shown(run_dir)} {how if step is None else f'goes on after step {step}'}."
         return _supervise(run_dir, config, lock_fd, follow, greeting)
 
 
-def _supervise(run_dir: Path, config: RunConfig, lock_fd: int, follow: bool, greeting: str) -> int:
+def _supervise(
+    run_dir: Path, config: RunConfig, lock_fd: int, follow: bool, greeting: str
+) -> Ended:
     console = Console()
     host, _ = fabric_address(config.cluster.fabric)
     console.print(greeting, markup=False, highlight=False, soft_wrap=True)
     with shown(run_dir, config.steps, console) as watcher:
-        ended = Supervisor(
+        return Supervisor(
             run_dir,
             place(config, run_dir),
             watcher,
@@ -59,8 +72,12 @@ def _supervise(run_dir: Path, config: RunConfig, lock_fd: int, follow: bool, gre
             lock_fd=lock_fd,
             follow=follow,
         ).run()
+
+
+def _end(run_dir: Path, ended: Ended) -> int:
+    """Tells how the run ended, and what to do next; its exit code."""
     if ended.code == 0:
-        _finished(run_dir, console)
+        _finished(run_dir, Console())
         return 0
     if ended.code == USER_ERROR:
         raise UserError(ended.text)
