@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from ..config.compose import to_yaml
@@ -64,22 +64,10 @@ def render(run: RunFiles) -> str:
     """The page."""
     facts = gather(run)
     transcripts = _transcripts(run, facts)
-    environment = Environment(
-        loader=PackageLoader("glm52_tbench2.analysis", "page"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    assert environment.loader is not None
-
-    def asset(name: str) -> Markup:
-        return Markup((Path(__file__).parent / "page" / name).read_text())
-
-    js, highlights = asset("report.js"), _highlights(run)
+    highlights = _highlights(run)
     (ends, end_layers), (times, time_layers) = ends_figure(facts), times_figure(facts)
     columns, rows = _eval_table(facts)
-    return environment.get_template("report.html.j2").render(
+    return template("report.html.j2").render(
         run=run,
         state=run.state,
         written=time.strftime("%Y-%m-%d %H:%M:%S %Z"),
@@ -106,11 +94,28 @@ def render(run: RunFiles) -> str:
         eval_rows=rows,
         transcripts=transcripts,
         notes=[*_unsaid(run, facts), *run.warnings],
-        css=asset("report.css"),
-        js=js,
-        # The page's own script is the only one a browser will run in it.
-        js_hash=base64.b64encode(hashlib.sha256(js.encode()).digest()).decode(),
+        **assets(),
     )
+
+
+def template(name: str) -> Template:
+    """A page of page/; what it shows is escaped, and a name it lacks is an error."""
+    environment = Environment(
+        loader=PackageLoader("glm52_tbench2.analysis", "page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(name)
+
+
+def assets() -> dict[str, str]:
+    """What every page carries: css, js and js_hash."""
+    css, js = ((Path(__file__).parent / "page" / f"report.{end}").read_text() for end in ("css", "js"))
+    # The page's own script is the only one a browser will run in it.
+    js_hash = base64.b64encode(hashlib.sha256(js.encode()).digest()).decode()
+    return {"css": Markup(css), "js": Markup(js), "js_hash": js_hash}
 
 
 def headline(facts: Facts) -> str:
@@ -196,10 +201,10 @@ def _highlights(run: RunFiles) -> dict[str, str]:
     identity = run.identity
     if identity.get("hash"):
         found["identity"] = identity["hash"]
-    code = identity.get("code") or {}
-    if code.get("revision"):
-        changed = " with uncommitted changes" if code.get("changes") else ""
-        found["code"] = f"{code['revision'][:12]}{changed}"
+    made = identity.get("made") or {}
+    if made.get("revision"):
+        changed = " with uncommitted changes" if made.get("changes") else ""
+        found["code"] = f"{made['revision'][:12]}{changed}"
     return found
 
 

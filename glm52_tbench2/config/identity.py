@@ -1,18 +1,24 @@
-"""What makes two runs the same run: config, code, tasks, starting weights, packages."""
+"""What makes two runs the same run: config, code, tasks, starting weights, packages.
+
+Code is known by its contents, not by its commit: a commit of prose changes no run, and a file that
+git does not know yet does. What git says is recorded beside it, for people.
+"""
 
 import hashlib
 import json
-import subprocess
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from .checkout import Git, machine, sources
 from .compose import leaves
 from .errors import UserError
 from .files import atomic_write_bytes
-from .paths import ROOT, resolve
+from .fingerprints import ABSENT, folder_hash, joined, tree_hash
+from .paths import resolve
 from .schema import RunConfig
 
 IDENTITY_FILE = "identity.json"
@@ -38,7 +44,41 @@ EXCLUDED = (
 PACKAGES = ("torch", "megatron-core", "sglang", "transformers", "tokenizers", "openenv", "numpy")
 """Packages whose version decides results."""
 
-_WHOLE_FILE_BYTES = 16 * 2**20
+NOT_RECORDED = "not recorded"
+"""In the place of a hash that a run's identity.json lacks."""
+_NAMED = 5
+"""Files or tasks named in one difference; more are counted."""
+
+
+class TaskSet(Protocol):
+    """A task set, as far as its identity goes."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def ids(self) -> Sequence[str]: ...
+    @property
+    def sha256(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Made:
+    """Where an identity comes from. Recorded, and no part of it."""
+
+    revision: str
+    """git's HEAD, or unknown outside a checkout."""
+    changes: str
+    """12 hex digits over what differs from the revision, new files included; "": nothing."""
+    sources: dict[str, str]
+    """Source file -> 12 hex digits of its sha256."""
+    task_ids: dict[str, list[str]]
+    """Set name -> its tasks."""
+    task_files: dict[str, str]
+    """Task -> 12 hex digits over its files."""
+    machine: dict[str, Any]
+    """cpu, cores, gpu and python, by name and number."""
+    origin: dict[str, Any] | None = None
+    """{"rerun_of": run} or {"sweep": folder, "point": name}; None for a run of its own."""
 
 
 @dataclass(frozen=True)
@@ -47,97 +87,176 @@ class Identity:
 
     config: dict[str, Any]
     """Dotted knob -> value, without the excluded ones."""
-    code: dict[str, str]
-    """revision, and changes: the hash of uncommitted changes, "" when there are none."""
+    code: str
+    """sha256 over the source files that decide results."""
     task_sets: dict[str, str]
-    """Set name -> sha256 over its tasks."""
+    """Set name -> sha256 over its ids."""
+    tasks: dict[str, str]
+    """Set name -> sha256 over the files of its tasks, ABSENT where one is not there."""
     model: str
     """sha256 over the starting weights' files: contents up to 16 MiB, name and size above."""
     packages: dict[str, str]
+    made: Made | None = field(default=None, compare=False)
+    """None for a run whose identity.json lacks it."""
     hash: str = field(default="", compare=False)
 
+    def expected_hash(self) -> str:
+        """What `hash` must be, by the facts."""
+        facts = asdict(self)
+        del facts["made"], facts["hash"]
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
     def differences(self, other: "Identity") -> list[str]:
-        """One line for each fact that differs, "name: mine -> other's"."""
+        """One line for each fact that differs, "name: mine -> other's" and what is behind it."""
         mine, theirs = _facts(self), _facts(other)
         names = [*mine, *(name for name in theirs if name not in mine)]
         return [
-            f"{name}: {mine.get(name, 'absent')} -> {theirs.get(name, 'absent')}"
+            f"{name}: {_short(name, mine)} -> {_short(name, theirs)}"
+            f"{_behind(name, self.made, other.made)}"
             for name in names
             if mine.get(name) != theirs.get(name)
         ]
 
 
-def identify(config: RunConfig, task_sets: dict[str, str]) -> Identity:
-    """The identity of `config` run from this checkout. `task_sets`: set name -> sha256."""
-    knobs = {
-        name: value.name if isinstance(value, Enum) else value
-        for name, value in leaves(config).items()
-        if name not in EXCLUDED
-    }
-    facts = Identity(
-        config=knobs,
-        code=_code(),
-        task_sets=task_sets,
-        model=_folder_hash(resolve(config.model.path)),
+def identify(
+    config: RunConfig, sets: Iterable[TaskSet], origin: dict[str, Any] | None = None
+) -> Identity:
+    """The identity of `config` run from this checkout on this machine.
+
+    Args:
+        sets: the task sets of the run.
+        origin: see :class:`Made`.
+
+    Raises UserError when a file that belongs to it cannot be read.
+    """
+    git = Git()
+    sets = list(sets)
+    try:
+        code = sources()
+        tasks_dir = resolve(config.data.tasks_dir)
+        ids = dict.fromkeys(task for one in sets for task in one.ids)
+        tasks = {task: tree_hash(tasks_dir / task) for task in ids}
+        model = folder_hash(resolve(config.model.path))
+        revision, changes = git.told()
+    except OSError as error:
+        raise UserError(
+            f"{error.filename} is part of the run's identity and cannot be read: "
+            f"{error.strerror}; make it readable."
+        ) from error
+    identity = Identity(
+        config={
+            name: value.name if isinstance(value, Enum) else value
+            for name, value in leaves(config).items()
+            if name not in EXCLUDED
+        },
+        code=joined(code),
+        task_sets={one.name: one.sha256 for one in sets},
+        tasks={one.name: joined({task: tasks[task] for task in one.ids}) for one in sets},
+        model=model,
         packages={name: _version(name) for name in PACKAGES},
+        made=Made(
+            revision=revision,
+            changes=changes,
+            sources=_shortened(code),
+            task_ids={one.name: list(one.ids) for one in sets},
+            task_files=_shortened(tasks),
+            machine=machine(),
+            origin=origin,
+        ),
     )
-    content = json.dumps(asdict(facts), sort_keys=True).encode()
-    return Identity(**{**asdict(facts), "hash": hashlib.sha256(content).hexdigest()[:16]})
+    return replace(identity, hash=identity.expected_hash())
 
 
 def save_identity(identity: Identity, run_dir: Path, history: list[dict[str, Any]]) -> None:
-    """Writes RUN/identity.json; `history` holds each resume that was allowed to differ."""
+    """Writes RUN/identity.json.
+
+    `history`: from when on the run went on with other facts, {"time" (unix seconds), "after_step",
+    "differences"} each; no differences: again with those it was started with.
+    """
     content = {**asdict(identity), "history": history}
     atomic_write_bytes(run_dir / IDENTITY_FILE, json.dumps(content, indent=1).encode())
 
 
 def load_identity(run_dir: Path) -> tuple[Identity, list[dict[str, Any]]]:
-    """The identity a run was started with, and its history. Raises UserError."""
+    """The identity a run was started with, and its history. Raises UserError.
+
+    Facts that its file lacks are NOT_RECORDED: they differ from all others.
+    """
     path = run_dir / IDENTITY_FILE
     try:
         content = json.loads(path.read_text())
         history = content.pop("history")
+        if "made" in content:
+            content["made"] = Made(**content["made"])
+        else:
+            content["code"] = NOT_RECORDED
+            content["tasks"] = dict.fromkeys(content["task_sets"], NOT_RECORDED)
         return Identity(**content), history
     except FileNotFoundError:
         raise UserError(f"{run_dir} is not a run folder: it has no {IDENTITY_FILE}.") from None
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is damaged ({error}); restore it or start a new run.") from error
+
+
+# --- differences -----------------------------------------------------------------------------
 
 
 def _facts(identity: Identity) -> dict[str, str]:
     return {
         **{f"config {name}": json.dumps(value) for name, value in identity.config.items()},
-        **{f"code {name}": value or "none" for name, value in identity.code.items()},
-        **{f"task set {name}": value[:12] for name, value in identity.task_sets.items()},
-        "starting weights": identity.model[:12],
+        "code": identity.code,
+        **{f"task set {name}": value for name, value in identity.task_sets.items()},
+        **{f"tasks of {name}": value for name, value in identity.tasks.items()},
+        "starting weights": identity.model,
         **{f"package {name}": value for name, value in identity.packages.items()},
     }
 
 
-def _code() -> dict[str, str]:
-    def git(*arguments: str) -> bytes:
-        done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True)
-        return done.stdout if done.returncode == 0 else b""
+def _short(name: str, facts: Mapping[str, str]) -> str:
+    """The fact as a reader needs it: 12 digits of a hash."""
+    value = facts.get(name, ABSENT)
+    is_hash = name.startswith(("code", "task", "starting")) and value != NOT_RECORDED
+    return value[:12] if is_hash else value
 
-    changes = git("diff", "HEAD", "--", "glm52_tbench2", "conf", "data")
-    return {
-        "revision": git("rev-parse", "HEAD").decode().strip() or "unknown",
-        "changes": hashlib.sha256(changes).hexdigest()[:12] if changes else "",
+
+def _behind(name: str, mine: Made | None, theirs: Made | None) -> str:
+    """Which files or tasks make a hash differ, as " (changed a, b; added c)"; "" if unknown."""
+    if mine is None or theirs is None:
+        return ""
+    kind, _, set_name = name.rpartition(" ")
+    if name == "code":
+        return _changes(mine.sources, theirs.sources)
+    if set_name not in mine.task_ids or set_name not in theirs.task_ids:
+        return ""
+    contents = kind == "tasks of"
+    before, after = (
+        {task: made.task_files[task] if contents else "" for task in made.task_ids[set_name]}
+        for made in (mine, theirs)
+    )
+    return _changes(before, after)
+
+
+def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> str:
+    kinds = {
+        "changed": [name for name in before if before[name] != after.get(name, before[name])],
+        "added": [name for name in after if name not in before],
+        "removed": [name for name in before if name not in after],
     }
+    told = "; ".join(f"{kind} {_listed(names)}" for kind, names in kinds.items() if names)
+    return f" ({told})" if told else ""
 
 
-def _folder_hash(folder: Path) -> str:
-    digest = hashlib.sha256()
-    for path in sorted(p for p in folder.glob("*") if p.is_file()):
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}\n".encode())
-        if size <= _WHOLE_FILE_BYTES:
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _shortened(hashes: Mapping[str, str]) -> dict[str, str]:
+    return {name: value[:12] for name, value in hashes.items()}
 
 
 def _version(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:
-        return "absent"
+        return ABSENT

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -21,12 +22,13 @@ LOCK_FILE = ".lock"
 _DYING_S = 30.0
 
 
-def create(config: RunConfig) -> Path:
+def create(config: RunConfig, origin: dict[str, Any] | None = None) -> Path:
     """Makes the folder of a new run, with its config and identity, and returns its path.
 
+    `origin`: what the run was made from, see :class:`glm52_tbench2.config.identity.Made`.
     Raises UserError when it cannot be written.
     """
-    identity = identity_now(config)
+    identity = identity_now(config, origin)
     runs = resolve(config.runs_dir)
     base = f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     try:
@@ -53,10 +55,10 @@ def _new_folder(runs: Path, base: str) -> Path:
     raise UserError(f"{runs} already holds 1000 runs named {base}; write another name=.")
 
 
-def identity_now(config: RunConfig) -> Identity:
+def identity_now(config: RunConfig, origin: dict[str, Any] | None = None) -> Identity:
     """The identity `config` has with the code, tasks and packages of this moment."""
-    sets = {name: load_set(name).sha256 for name in (config.data.train, config.data.eval)}
-    return identify(config, sets)
+    sets = [load_set(name) for name in (config.data.train, config.data.eval)]
+    return identify(config, sets, origin)
 
 
 def open_for_resume(run_dir: Path, allow: bool) -> RunConfig:
@@ -66,7 +68,7 @@ def open_for_resume(run_dir: Path, allow: bool) -> RunConfig:
         allow: go on although the identity differs; the differences are kept in identity.json.
 
     Raises UserError when it is no run folder, the run is finished, or it would not be the same
-    run: with what differs, and how to go on in spite of it.
+    run: with what differs and was not allowed before, and how to go on in spite of it.
     """
     config = load_run_config(run_dir)
     started, history = load_identity(run_dir)
@@ -76,18 +78,22 @@ def open_for_resume(run_dir: Path, allow: bool) -> RunConfig:
             "start a new run with glm52 train."
         )
     differences = started.differences(identity_now(config))
-    accepted = history[-1]["differences"] if history else []
-    if differences == accepted:
-        return config
-    if not allow:
-        listed = "\n".join(f"  {line}" for line in differences)
+    accepted = {line for entry in history for line in entry["differences"]}
+    unheard = [line for line in differences if line not in accepted]
+    if unheard and not allow:
+        listed = "\n".join(f"  {line}" for line in unheard)
         raise UserError(
             f"{run_dir} would go on as another run than it was started as. What differs:\n"
             f"{listed}\nUndo that, or accept it with: glm52 resume {run_dir} --allow"
         )
-    # The run keeps the identity it was started with, which its files carry.
-    entry = {"time": time.time(), "differences": differences}
-    save_identity(started, run_dir, [*history, entry])
+    if differences != (history[-1]["differences"] if history else []):
+        # The run keeps the identity it was started with, which its files carry.
+        entry = {
+            "time": time.time(),
+            "after_step": last_checkpoint(run_dir) or 0,
+            "differences": differences,
+        }
+        save_identity(started, run_dir, [*history, entry])
     return config
 
 

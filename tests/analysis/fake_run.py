@@ -86,10 +86,20 @@ class FakeRun:
         identity = {
             "hash": IDENTITY,
             "config": {},
-            "code": {"revision": "f" * 40, "changes": "abc"},
+            "code": "2" * 64,
             "task_sets": {"mini/train69": "0" * 64},
+            "tasks": {"mini/train69": "3" * 64},
             "model": "1" * 64,
             "packages": {"torch": "2.13.0"},
+            "made": {
+                "revision": "f" * 40,
+                "changes": "abc",
+                "sources": {"trainer/step.py": "4" * 12},
+                "task_ids": {"mini/train69": self.tasks},
+                "task_files": dict.fromkeys(self.tasks, "5" * 12),
+                "machine": {"cpu": "CPU", "cores": 2, "gpu": "none", "python": "3.11.0"},
+                "origin": None,
+            },
             "history": [],
         }
         (self.path / "identity.json").write_text(json.dumps(identity))

@@ -1,11 +1,13 @@
 import json
 import os
+import select
 import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
 
+from glm52_tbench2.config.checkout import sources
 from glm52_tbench2.config.compose import load_run_config, save_run_config
 from glm52_tbench2.config.errors import UserError
 from glm52_tbench2.config.identity import load_identity
@@ -50,8 +52,38 @@ def test_an_allowed_difference_is_recorded_and_not_asked_for_again(smoke):
     assert after.hash == before.hash  # which its step files carry
     assert [entry["differences"] for entry in history] == [["config seed: 1 -> 7"]]
     assert open_for_resume(run_dir, allow=False).seed == 7
+    assert len(load_identity(run_dir)[1]) == 1
     save_run_config(replace(smoke, seed=8), run_dir)
     with pytest.raises(UserError, match="config seed: 1 -> 8"):
+        open_for_resume(run_dir, allow=False)
+
+
+def test_going_back_to_what_the_run_was_started_as_is_recorded_and_needs_no_word(smoke):
+    run_dir = create(smoke)
+    other = replace(smoke, seed=7)
+    for config in (other, smoke, other, other):
+        save_run_config(config, run_dir)
+        open_for_resume(run_dir, allow=config is other and not load_identity(run_dir)[1])
+    (run_dir / "checkpoints/step_000004").mkdir(parents=True)
+    (run_dir / "checkpoints/step_000004/STABLE").touch()
+    save_run_config(smoke, run_dir)
+    open_for_resume(run_dir, allow=False)
+    _, history = load_identity(run_dir)
+    seed = ["config seed: 1 -> 7"]
+    assert [entry["differences"] for entry in history] == [seed, [], seed, []]
+    assert [entry["after_step"] for entry in history] == [0, 0, 0, 4]
+    assert history[0]["time"] <= history[-1]["time"]
+
+
+def test_code_that_changes_again_is_asked_for_again(smoke, monkeypatch):
+    run_dir = create(smoke)
+    now = sources()
+    for content in ("0" * 64, "1" * 64):
+        changed = {**now, "trainer/step.py": content}
+        monkeypatch.setattr("glm52_tbench2.config.identity.sources", lambda found=changed: found)
+        with pytest.raises(UserError, match=r"code: .* \(changed trainer/step\.py\)"):
+            open_for_resume(run_dir, allow=False)
+        open_for_resume(run_dir, allow=True)
         open_for_resume(run_dir, allow=False)
 
 
@@ -82,6 +114,63 @@ def test_only_complete_checkpoints_count(tmp_path):
         if stable:
             (folder / "STABLE").touch()
     assert last_checkpoint(tmp_path) == 12
+
+
+CREATES = """
+import sys, time
+from pathlib import Path
+from glm52_tbench2.config.compose import compose
+from glm52_tbench2.launch.run_folder import create, lock
+config = compose(["experiment=smoke", f"runs_dir={sys.argv[1]}"])
+print("ready", flush=True)
+input()
+run_dir = create(config)
+with lock(run_dir):
+    (run_dir / "mine").mkdir()
+    print(run_dir, flush=True)
+"""
+
+
+def test_processes_that_start_at_once_never_share_a_folder(tmp_path):
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", CREATES, str(tmp_path / "runs")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(4)
+    ]
+    for process in processes:
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    folders = {process.communicate(timeout=60)[0].strip() for process in processes}
+    assert len(folders) == 4
+    assert {str(path) for path in (tmp_path / "runs").iterdir()} == folders
+
+
+def test_of_processes_that_want_one_folder_one_gets_it(tmp_path):
+    command = [sys.executable, "-c", HOLDS, str(tmp_path)]
+    processes = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    try:
+        ready, _, _ = select.select([p.stderr for p in processes], [], [], 60)
+        assert ready  # one was refused
+        holder = int((tmp_path / ".lock").read_text())
+        (held,) = (process for process in processes if process.pid == holder)
+        for process in processes:
+            if process is not held:
+                assert f"process id {holder}" in process.communicate(timeout=60)[1]
+        assert held.poll() is None
+        assert held.stdout.readline() == "held\n"
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 HOLDS = """
