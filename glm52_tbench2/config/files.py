@@ -5,6 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+SCHEMA_VERSION = "1"
+"""Of step files: which columns they have and what these mean."""
+
 
 def _sync(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY)

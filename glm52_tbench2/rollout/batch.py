@@ -16,9 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ..config.files import atomic_path
-
-SCHEMA_VERSION = "1"
+from ..config.files import SCHEMA_VERSION, atomic_path
 
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
