@@ -18,16 +18,24 @@ from .run_folder import create, last_checkpoint, lock, open_for_resume
 from .supervisor import HEARTBEAT_FILE, USER_ERROR, Ended, Supervisor
 
 
-def train(config: RunConfig, follow: bool = False) -> int:
+def train(config: RunConfig, follow: bool = False, origin: dict[str, Any] | None = None) -> int:
     """Runs a new run to its end and returns the exit code.
 
-    0 finished, 1 failed, 128 + N stopped by signal N. `follow`: also print the roles' logs.
+    0 finished, 1 failed, 128 + N stopped by signal N.
+
+    Args:
+        follow: also print the roles' logs.
+        origin: what the run is made from, see :class:`glm52_tbench2.config.identity.Made`.
+
     Raises UserError, before anything is made or started, with all that stands in the way.
     """
     preflight.check(config)
-    run_dir = create(config)
+    run_dir = create(config, origin)
+    greeting = f"Run folder: {_shown(run_dir)}"
+    if first := (origin or {}).get("rerun_of"):
+        compared = f"glm52 verify {_shown(run_dir.parent / first)} {_shown(run_dir)}"
+        greeting += f"\nOnce it has finished, compare the two: {compared}"
     with lock(run_dir) as lock_fd:
-        greeting = f"Run folder: {_shown(run_dir)}"
         return _end(run_dir, _supervise(run_dir, config, lock_fd, follow, greeting))
 
 
