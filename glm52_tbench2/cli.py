@@ -17,6 +17,7 @@ usage: glm52 VERB [...]
   train [OVERRIDES] [-m]      compose a run and train (experiment=smoke: minutes, on this machine)
   resume RUN [--allow]        go on with a run from its last complete checkpoint
   report RUN                  write RUN/report.html again
+  diff A B [C ...]            what differs between runs, experiments or overrides, and what it means
   tasks show SET              a task set: difficulty, category, limits
   tasks check SET             prove each task: solution 1, nothing 0, wrong attempt 0
   tasks build --tasks-dir DIR --set SET   write prompt rows of a set and of what it holds out
@@ -113,6 +114,38 @@ def _report(arguments: list[str]) -> int:
     return 0
 
 
+def _diff(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        "glm52 diff",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="What differs between sides, and what that allows to conclude.",
+        epilog="A side is a run folder, an experiment (job1794), reference, or overrides in one "
+        'argument\n("experiment=smoke data=mini8"); the first is the base.\n'
+        "Exit code: 0 nothing differs in what was run, 1 something does, 2 bad input.\n"
+        "docs/diff.md tells the keys of --json.",
+    )
+    parser.add_argument("sides", nargs="+", metavar="SIDE")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page")
+    options = parser.parse_args(arguments)
+    from .analysis.diff.comparison import as_json, compared
+
+    found = compared(options.sides)
+    if options.html:
+        from .analysis.diff.page import write_page
+
+        write_page(found, options.html)
+    if options.json:
+        import json
+
+        print(json.dumps(as_json(found), indent=1))
+    else:
+        from .analysis.diff.terminal import show
+
+        show(found)
+    return 0 if found.equal else 1
+
+
 def _tasks(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser("glm52 tasks")
     verbs = parser.add_subparsers(dest="verb", required=True)
@@ -168,6 +201,7 @@ _VERBS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
     "resume": _resume,
     "report": _report,
+    "diff": _diff,
     "tasks": _tasks,
     "knobs": _knobs,
     "warm-start": _warm_start,

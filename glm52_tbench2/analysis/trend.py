@@ -39,7 +39,8 @@ def log_trend(points: Mapping[int, float]) -> Trend | None:
     """Least squares of log(value) on the step; None with too few positive values.
 
     Neighbouring steps resemble each other, which makes a plain interval too narrow. So the number
-    of steps is shortened by the residuals' correlation r with the step before, if positive:
+    of steps is shortened by the residuals' correlation r with the step before, if positive, after
+    what a fitted line takes from it is put back, (1 + 4 r) / n:
         n' = n (1 - r) / (1 + r), at least 3;   slope +- t(n' - 2) sqrt(S / (n' - 2) / Sxx)
     with S the sum of squares of the residuals, Sxx that of the steps (Santer et al. 2000).
     """
@@ -56,7 +57,7 @@ def log_trend(points: Mapping[int, float]) -> Trend | None:
     if squares < 1e-20 * count:  # an exact exponential, up to rounding
         return Trend(slope, slope, slope, count)
     lagged = sum(a * b for a, b in pairwise(residuals)) / squares
-    correlation = min(max(lagged, 0.0), 0.99)
+    correlation = min(max(lagged + (1 + 4 * lagged) / count, 0.0), 0.99)
     effective = max(3.0, count * (1 - correlation) / (1 + correlation))
     freedom = effective - 2
     half = t_quantile((1 + CONFIDENCE) / 2, max(1, math.floor(freedom))) * math.sqrt(
