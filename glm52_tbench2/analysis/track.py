@@ -40,7 +40,7 @@ _SETTINGS: dict[str, Any] = {
     "x_service_wait": 120.0,
 }
 
-_MADE = ("revision", "changes", "machine", "origin")
+_MADE = ("revision", "changes", "origin")
 
 
 def run_id(run_dir: Path) -> str:
@@ -123,7 +123,7 @@ def _start(run_dir: Path, config: RunConfig) -> Any:
 
     identity = dict(RunFiles(run_dir, config).identity)
     identity.pop("config", None)  # said by the config itself
-    # By file and by task it is long, and in the run folder.
+    # The rest is long, or of the machine, and lies in the run folder.
     made = {k: v for k, v in (identity.get("made") or {}).items() if k in _MADE}
     try:
         tracked = wandb.init(

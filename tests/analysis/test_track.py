@@ -162,7 +162,10 @@ def test_a_run_is_known_by_its_folder_its_knobs_and_its_identity(tracked: Path) 
     assert found.run.display_name == "smoke: 1129"
     assert found.config["rollout.prompts_per_step"] == 8
     assert found.config["clip.correction"] == "tis"
-    assert found.config["identity"]["hash"] == "0123456789abcdef"
+    identity = found.config["identity"]
+    assert (identity["hash"], identity["code"]) == ("0123456789abcdef", "2" * 64)
+    assert identity["tasks"] == {"mini/train69": "3" * 64}
+    assert identity["made"] == {"revision": "f" * 40, "changes": "abc", "origin": None}
 
 
 def test_wandb_is_told_nothing_of_the_machine(tracked: Path) -> None:
