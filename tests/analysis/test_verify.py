@@ -307,7 +307,7 @@ def test_damage_is_found_and_its_place_named(copy: Path, kind: str) -> None:
     assert "Not whole" in text
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(data=st.data())
 def test_a_step_file_cut_anywhere_is_found(
     second: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -470,7 +470,7 @@ def test_runs_part_where_one_was_changed(first: Path, copy: Path, kind: str) -> 
     assert "must be bit-identical: a fault" in text  # one identity, a CPU, rollout.mode=sync
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(data=st.data())
 def test_a_changed_token_is_found_wherever_it_is(
     first: Path, second: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

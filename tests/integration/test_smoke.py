@@ -1,6 +1,5 @@
 """The main job whole: every part real, killed in the middle, resumed, and repeated to the bit."""
 
-import json
 import os
 import signal
 import subprocess
@@ -13,7 +12,8 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from glm52_tbench2.config import metrics_log
+from glm52_tbench2.analysis.verify import verify_one, verify_two
+from glm52_tbench2.config.identity import load_identity
 
 STEPS = 4
 OVERRIDES = [
@@ -77,16 +77,17 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def killed_and_resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run folder of the same run, killed -9 while it makes the batch of its third step."""
-    runs_dir = tmp_path_factory.mktemp("killed")
-    overrides = [*OVERRIDES, f"runs_dir={runs_dir}"]
-    process = subprocess.Popen(glm52("train", *overrides), stdout=subprocess.DEVNULL)
-    wait_until(lambda: any(runs_dir.glob("*/checkpoints/*2/STABLE")), "a checkpoint of step 2")
+def killed_and_resumed(whole: Path) -> Path:
+    """The run folder of its rerun, killed -9 while it makes the batch of its third step."""
+    runs_dir = whole.parent
+    process = subprocess.Popen(glm52("rerun", whole), stdout=subprocess.DEVNULL)
+    wait_until(
+        lambda: len(list(runs_dir.glob("*/checkpoints/*2/STABLE"))) == 2, "a checkpoint of step 2"
+    )
     process.send_signal(signal.SIGKILL)
     process.wait()
     wait_until(lambda: not of_run(runs_dir), "free of the killed run's processes")
-    run_dir = only_run(runs_dir)
+    (run_dir,) = (path for path in runs_dir.iterdir() if path.is_dir() and path != whole)
     done = subprocess.run(
         glm52("resume", run_dir), capture_output=True, text=True, timeout=DEADLINE_S
     )
@@ -125,30 +126,28 @@ def test_engine_and_trainer_agree_on_the_log_probs(whole: Path) -> None:
             assert theirs[sample_id] == pytest.approx(logprobs, abs=1e-3)
 
 
-def test_a_run_killed_and_resumed_equals_the_whole_one(
+def test_every_file_of_both_is_whole(whole: Path, killed_and_resumed: Path) -> None:
+    for run_dir in (whole, killed_and_resumed):
+        told: list[str] = []
+        assert verify_one(run_dir, told.append) == 0, told
+
+
+def test_a_rerun_killed_and_resumed_is_the_whole_run_to_the_bit(
     whole: Path, killed_and_resumed: Path
 ) -> None:
-    for step in range(1, STEPS + 1):
-        name = f"step_{step:06d}.parquet"
-        decided = ("sample_id", "task_id", "tokens", "rollout_logprobs", "reward", "advantage")
-        assert columns(whole / "rollouts" / name, *decided) == columns(
-            killed_and_resumed / "rollouts" / name, *decided
-        )
-        assert columns(whole / "train" / name, "trainer_logprobs") == columns(
-            killed_and_resumed / "train" / name, "trainer_logprobs"
-        )
-    for source, prefix in (("trainer", "trainer/"), ("driver", "rollout/reward")):
-        ours, theirs = (metrics_log.read(run)[source] for run in (whole, killed_and_resumed))
-        assert list(ours) == list(theirs)
-        for step in ours:
-            kept = {k: v for k, v in ours[step].items() if k.startswith(prefix)}
-            assert kept == {k: v for k, v in theirs[step].items() if k.startswith(prefix)}
+    told: list[str] = []
+    assert verify_two(whole, killed_and_resumed, everything=True, tell=told.append) == 0, told
+    assert told[-1].startswith(f"Bit-identical: {STEPS} batches")
+    assert f"weights and optimizer state after step 2, {STEPS}" in told[-1]
 
 
-def test_the_command_writes_what_its_identity_says(whole: Path) -> None:
-    identity = json.loads((whole / "identity.json").read_text())
-    meta = pq.read_metadata(whole / "rollouts" / "step_000001.parquet").metadata
-    assert meta[b"identity"].decode() == identity["hash"]
+def test_a_rerun_has_the_identity_of_the_first_and_says_whose_it_is(
+    whole: Path, killed_and_resumed: Path
+) -> None:
+    first, second = (load_identity(run_dir)[0] for run_dir in (whole, killed_and_resumed))
+    assert second.hash == first.hash
+    assert first.made is not None and first.made.origin is None
+    assert second.made is not None and second.made.origin == {"rerun_of": whole.name}
 
 
 def test_an_interrupt_says_how_to_resume_and_leaves_nothing(tmp_path: Path) -> None:
