@@ -16,6 +16,10 @@ usage: glm52 VERB [...]
 
   train [OVERRIDES] [-m]      compose a run and train (experiment=smoke: minutes, on this machine)
   resume RUN [--allow]        go on with a run from its last complete checkpoint
+  rerun RUN [--allow]         run the same once more, in a new folder beside it
+  verify RUN [OTHER]          are its files whole; is OTHER the same run, to the bit
+  sweep resume DIR [--allow]  run what is missing of a sweep (train -m)
+  sweep table DIR             a sweep's table, and write its table.csv and sweep.html again
   report RUN                  write RUN/report.html again
   diff A B [C ...]            what differs between runs, experiments or overrides, and what it means
   tasks show SET              a task set: difficulty, category, limits
@@ -67,12 +71,14 @@ def _hydra(arguments: list[str]) -> int:
     import hydra
     from hydra.errors import HydraException
     from omegaconf import DictConfig
+    from hydra_plugins.glm52_tbench2 import SweepLauncher
     from omegaconf.errors import OmegaConfBaseException
 
     from .config.compose import checked, explain, register_schema
     from .config.paths import CONF
 
     codes: list[int] = []
+    SweepLauncher.codes.clear()
 
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
     def run(composed: DictConfig) -> None:
@@ -89,7 +95,7 @@ def _hydra(arguments: list[str]) -> int:
         run()
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(explain(error)) from error
-    return max(codes, default=0)
+    return max([*codes, *SweepLauncher.codes], default=0)
 
 
 def _resume(arguments: list[str]) -> int:
@@ -102,6 +108,54 @@ def _resume(arguments: list[str]) -> int:
     from .launch.train import resume
 
     return resume(options.run, allow=options.allow)
+
+
+def _rerun(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser("glm52 rerun")
+    parser.add_argument("run", type=Path, help="run folder")
+    parser.add_argument(
+        "--allow",
+        action="store_true",
+        help="run although code, tasks, weights or packages differ now, and record it",
+    )
+    options = parser.parse_args(arguments)
+    from .launch.rerun import rerun
+
+    return rerun(options.run, allow=options.allow)
+
+
+def _verify(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        "glm52 verify",
+        epilog="exit code: 0 whole or identical, 1 damaged or different, 2 bad input",
+    )
+    parser.add_argument("run", type=Path, help="run folder: is every file whole?")
+    parser.add_argument("other", type=Path, nargs="?", help="another: where do the two part first?")
+    parser.add_argument("--all", action="store_true", help="name every file that differs")
+    options = parser.parse_args(arguments)
+    from .analysis.verify import verify_one, verify_two
+
+    if options.other is None:
+        return verify_one(options.run)
+    return verify_two(options.run, options.other, everything=options.all)
+
+
+def _sweep(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser("glm52 sweep")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    resuming = verbs.add_parser("resume", help="run what is missing")
+    resuming.add_argument(
+        "--allow", action="store_true", help="go on although an identity differs, and record it"
+    )
+    for verb in (resuming, verbs.add_parser("table", help="print the table and write it again")):
+        verb.add_argument("sweep", type=Path, help="sweep folder")
+    options = parser.parse_args(arguments)
+    from .launch import sweep
+
+    if options.verb == "resume":
+        return sweep.resume(options.sweep, allow=options.allow)
+    sweep.show(options.sweep)
+    return 0
 
 
 def _report(arguments: list[str]) -> int:
@@ -200,6 +254,9 @@ def _warm_start(arguments: list[str]) -> int:
 _VERBS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
     "resume": _resume,
+    "rerun": _rerun,
+    "verify": _verify,
+    "sweep": _sweep,
     "report": _report,
     "diff": _diff,
     "tasks": _tasks,

@@ -112,7 +112,9 @@ def template(name: str) -> Template:
 
 def assets() -> dict[str, str]:
     """What every page carries: css, js and js_hash."""
-    css, js = ((Path(__file__).parent / "page" / f"report.{end}").read_text() for end in ("css", "js"))
+    css, js = (
+        (Path(__file__).parent / "page" / f"report.{end}").read_text() for end in ("css", "js")
+    )
     # The page's own script is the only one a browser will run in it.
     js_hash = base64.b64encode(hashlib.sha256(js.encode()).digest()).decode()
     return {"css": Markup(css), "js": Markup(js), "js_hash": js_hash}

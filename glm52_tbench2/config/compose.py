@@ -21,11 +21,15 @@ from .paths import CONF
 from .schema import RunConfig
 
 CONFIG_FILE = "config.yaml"
+_PLUGINS = "hydra_plugins.glm52_tbench2"
 
 
 def register_schema() -> None:
-    """Makes Hydra check every composition against the schema's types."""
-    ConfigStore.instance().store("schema", RunConfig)
+    """Makes Hydra check every composition against the schema's types, and know hydra/*: glm52."""
+    store = ConfigStore.instance().store
+    store("schema", RunConfig)
+    store("glm52", {"_target_": f"{_PLUGINS}.SweepLauncher"}, group="hydra/launcher")
+    store("glm52", {"_target_": f"{_PLUGINS}.Sweeper", "params": None}, group="hydra/sweeper")
 
 
 def compose(overrides: list[str]) -> RunConfig:

@@ -1,0 +1,238 @@
+"""Runs the points of a sweep on this machine, one after another, and goes on with a stopped one."""
+
+import shlex
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from ..analysis.report import write_report
+from ..analysis.sweep_files import STOPPED_BY_SIGNAL, SweepFiles, SweepPoint, note
+from ..analysis.sweep_page import terminal, write_page
+from ..analysis.sweep_table import COLUMNS, Reader, Row, Table, write_csv
+from ..config.compose import compose, load_run_config
+from ..config.errors import UserError
+from ..config.identity import load_identity
+from ..config.schema import RunConfig
+from . import preflight
+from .ends import short
+from .progress import duration
+from .run_folder import identity_now, lock
+from .supervisor import USER_ERROR, Ended
+from .sweep_plan import Plan, create, raise_told, write_point
+from .train import go_on
+
+INTERRUPTED = STOPPED_BY_SIGNAL + signal.SIGINT
+
+
+def start(planned: Plan, sweep_dir: Path) -> list[int]:
+    """Runs a new sweep and returns each point's exit code.
+
+    0 finished, 1 failed, 2 refused, 128 + N stopped by signal N or not started because of it.
+    Raises UserError, before anything is started, when its folder cannot be made.
+    """
+    create(planned, sweep_dir)
+    return _run(SweepFiles.open(sweep_dir), allow=False)
+
+
+def resume(sweep_dir: Path, allow: bool) -> int:
+    """Runs what is missing of a sweep, each point from where it stands; returns the exit code.
+
+    `allow`: also runs that would go on under another identity, which is then recorded.
+    Raises UserError, before anything is started, with all that stands in the way of any point.
+    """
+    sweep = SweepFiles.open(sweep_dir)
+    _prepare(sweep, allow)
+    return exit_code(_run(sweep, allow))
+
+
+def show(sweep_dir: Path) -> None:
+    """Writes table.csv and sweep.html again and prints the table."""
+    sweep = SweepFiles.open(sweep_dir)
+    table = Reader().read(sweep)
+    write_csv(table)
+    _print_table(table, write_page(table), Console())
+
+
+def exit_code(codes: Sequence[int]) -> int:
+    """Of a whole sweep: 0 all finished, 1 some failed, 128 + N stopped by signal N."""
+    return next((code for code in codes if code >= STOPPED_BY_SIGNAL), int(any(codes)))
+
+
+def _prepare(sweep: SweepFiles, allow: bool) -> None:
+    """Checks every point that is not finished, then makes the run folders that were removed."""
+    todo = [point for point in sweep.points if sweep.status(point) != "finished"]
+    problems: dict[str, list[int]] = {}
+    removed: list[tuple[SweepPoint, RunConfig]] = []
+    for number, point in enumerate(todo):
+        try:
+            if point.path.exists():
+                config = load_run_config(point.path)
+                found = [] if allow else _other_run(sweep, point, config)
+            else:
+                config = compose([*sweep.base, *point.overrides])
+                removed.append((point, config))
+                found = []
+            found += preflight.problems(config)
+        except UserError as error:
+            found = str(error).splitlines()
+        for problem in found:
+            problems.setdefault(problem, []).append(number)
+    raise_told(problems, [point.name for point in todo], "go on")
+    for point, config in removed:
+        write_point(point.path, config, sweep.path.name)
+
+
+def _other_run(sweep: SweepFiles, point: SweepPoint, config: RunConfig) -> list[str]:
+    made, history = load_identity(point.path)
+    accepted = {line for entry in history for line in entry["differences"]}
+    differences = [d for d in made.differences(identity_now(config)) if d not in accepted]
+    if not differences:
+        return []
+    return [
+        f"it would go on as another run than it was made as: {'; '.join(differences)}. Undo that, "
+        f"or accept it with: glm52 sweep resume {shlex.quote(short(sweep.path))} --allow"
+    ]
+
+
+def _run(sweep: SweepFiles, allow: bool) -> list[int]:
+    console, reader = Console(), Reader()
+    with lock(sweep.path):
+        codes = {point.name: 0 for point in sweep.points if sweep.status(point) == "finished"}
+        todo = [(i, one) for i, one in enumerate(sweep.points, 1) if one.name not in codes]
+        _greet(sweep, len(codes), console)
+        stopped, took = INTERRUPTED, list[float]()
+        try:
+            for number, point in todo:
+                of = f"Point {number} of {len(sweep.points)}"
+                console.print(_heading(of, point, took, len(todo)))
+                began = time.monotonic()
+                ended = _run_point(sweep, point, allow)
+                codes[point.name] = ended.code
+                if ended.code >= STOPPED_BY_SIGNAL:
+                    stopped = ended.code
+                    break
+                took.append(time.monotonic() - began)
+                row = _write_table(sweep, reader, point)
+                console.print(_result(of, point, ended, took[-1], row), soft_wrap=True)
+                console.print()
+        except KeyboardInterrupt:
+            pass
+        _finish(sweep, reader, console)
+    return [codes.get(point.name, stopped) for point in sweep.points]
+
+
+def _run_point(sweep: SweepFiles, point: SweepPoint, allow: bool) -> Ended:
+    """Runs one point to its end, whatever happens to it."""
+    with suppress(OSError):  # a full disk is told by the run
+        note(sweep.path, point.name, None)
+    try:
+        ended = go_on(point.path, allow)
+    except UserError as error:
+        ended = Ended(USER_ERROR, str(error))
+    except Exception as error:  # whatever it is, it must not stop the other points
+        traceback.print_exc()
+        ended = Ended(1, f"{type(error).__name__}: {error}")
+    with suppress(OSError):
+        note(sweep.path, point.name, ended.code, ended.text)
+    if ended.code == 0:
+        with _told(f"its report is not written; try: glm52 report {short(point.path)}"):
+            write_report(point.path)
+    elif ended.text:
+        print(ended.text, file=sys.stderr)
+    return ended
+
+
+# --- telling -------------------------------------------------------------------------------------
+
+
+def _greet(sweep: SweepFiles, finished: int, console: Console) -> None:
+    done = f", {finished} of them finished" if finished else ""
+    what = ", ".join(sweep.varies) or "nothing"
+    _say(console, f"Sweep folder: {short(sweep.path)}")
+    _say(console, f"{len(sweep.points)} points{done}. What varies: {what}.\n")
+
+
+def _heading(of: str, point: SweepPoint, took: Sequence[float], todo: int) -> Text:
+    heading = Text.assemble((f"{of}  {point.name}", "bold"))
+    if took:
+        left = sum(took) / len(took) * (todo - len(took))
+        heading.append(f"  about {duration(left)} left", "dim")
+    return heading
+
+
+def _result(of: str, point: SweepPoint, ended: Ended, took_s: float, row: Row | None) -> Text:
+    if ended.code:
+        reason = (ended.text.splitlines() or [f"exit code {ended.code}"])[0]
+        return Text(f"{of} failed after {duration(took_s)}: {point.name}: {reason}", "red")
+    told = f"{of} finished in {duration(took_s)}: {point.name}"
+    if row is not None:
+        shown = {column.key: row.cells[column.key].text(column) for column in COLUMNS}
+        before, after = (
+            row.cells[c.key].text(c, interval=False)
+            for c in COLUMNS
+            if c.key in ("held_out_before", "held_out_after")
+        )
+        told += f": held-out {before} → {after}, change {shown['held_out_change']}"
+    return Text(told, "green")
+
+
+def _write_table(sweep: SweepFiles, reader: Reader, point: SweepPoint) -> Row | None:
+    """Writes table.csv and sweep.html; the row of `point`. None when that fails, which is told."""
+    with _told(f"the table is not written; try: glm52 sweep table {short(sweep.path)}"):
+        table = reader.read(sweep)
+        write_csv(table)
+        write_page(table)
+        return next(row for row in table.rows if row.name == point.name)
+    return None
+
+
+def _finish(sweep: SweepFiles, reader: Reader, console: Console) -> None:
+    """The table, what failed and where its logs lie, and how to go on."""
+    resume_with = f"glm52 sweep resume {shlex.quote(short(sweep.path))}"
+    with _told(f"the table is not written; try: glm52 sweep table {short(sweep.path)}"):
+        table = reader.read(sweep)
+        write_csv(table)
+        _print_table(table, write_page(table), console)
+    failed = [point for point in sweep.points if sweep.status(point) == "failed"]
+    unfinished = sum(sweep.status(point) != "finished" for point in sweep.points)
+    if failed:
+        print(f"\n{len(failed)} of {len(sweep.points)} points failed:", file=sys.stderr)
+    for point in failed:
+        reason = (sweep.ends[point.name].text.splitlines() or ["no reason is known"])[0]
+        logs = point.path / "logs"
+        where = f" Logs: {short(logs)}" if logs.exists() else ""
+        print(f"  {point.name}: {reason}{where}", file=sys.stderr)
+    if unfinished:
+        print(
+            f"{unfinished} of {len(sweep.points)} points are not finished; what is done is kept. "
+            f"Go on with: {resume_with}",
+            file=sys.stderr,
+        )
+
+
+def _print_table(table: Table, page: Path, console: Console) -> None:
+    width = console.width if console.is_terminal else None
+    console.print(terminal(table, width), no_wrap=True, crop=False, soft_wrap=width is None)
+    for text in table.notes:
+        console.print(Text(text, "dim"))
+    _say(console, f"{short(page)} shows it with curves; table.csv beside it holds all numbers.")
+
+
+@contextmanager
+def _told(consequence: str) -> Iterator[None]:
+    """Tells of an error in what the sweep does not need, and goes on."""
+    try:
+        yield
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}; {consequence}", file=sys.stderr)
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)

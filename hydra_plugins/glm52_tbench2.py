@@ -1,0 +1,82 @@
+"""Hydra's side of a sweep: `-m` composes every point first, then the project runs them.
+
+Hydra takes plugins from this namespace alone, and imports it whenever it composes: keep it light.
+
+Hydra's stock sweeper makes a folder before anything is checked, and its launchers compose a point
+when its turn comes. These two hand all points over at once, and nothing is written before every
+one of them is known to start.
+"""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.utils import JobReturn, JobStatus, setup_globals
+from hydra.errors import HydraException
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from glm52_tbench2.config.compose import explain, typed
+from glm52_tbench2.config.errors import UserError
+from glm52_tbench2.config.paths import resolve
+from glm52_tbench2.config.schema import RunConfig
+
+
+class SweepLauncher(Launcher):
+    """Checks the points that a sweeper asks for and runs them as one sweep."""
+
+    codes: ClassVar[list[int]] = []
+    """Exit codes of the sweeps of this process: Hydra hands none back from a multirun."""
+
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        """Called by Hydra."""
+        self._loader, self._config = hydra_context.config_loader, config
+
+    def launch(
+        self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
+    ) -> Sequence[JobReturn]:
+        """Runs a sweep of these points; each return value is the point's exit code.
+
+        A sweeper that asks for points in batches gets one sweep a batch. Raises UserError, before
+        anything is made, with all that stands in the way of any point.
+        """
+        from glm52_tbench2.launch import sweep
+        from glm52_tbench2.launch.sweep_plan import plan
+
+        setup_globals()
+        planned = plan(job_overrides, self._compose)
+        codes = sweep.start(planned, resolve(self._config.hydra.sweep.dir))
+        self.codes.append(sweep.exit_code(codes))
+        return [
+            JobReturn(overrides=point, _return_value=code, status=JobStatus.COMPLETED)
+            for point, code in zip(job_overrides, codes, strict=True)
+        ]
+
+    def _compose(self, overrides: Sequence[str]) -> RunConfig:
+        try:
+            composed = self._loader.load_sweep_config(self._config, list(overrides))
+            with open_dict(composed):
+                del composed["hydra"]
+            return typed(composed)
+        except (HydraException, OmegaConfBaseException) as error:
+            raise UserError(explain(error)) from error
+
+
+class Sweeper(BasicSweeper):
+    """Hydra's choices and ranges, every combination handed to the launcher at once."""
+
+    def __init__(self, params: dict[str, str] | None = None) -> None:
+        super().__init__(max_batch_size=None, params=params)
+
+    def sweep(self, arguments: list[str]) -> Any:
+        """Called by Hydra."""
+        assert self.hydra_context is not None and self.launcher is not None
+        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
+        overrides = parser.parse_overrides([*self._parse_config(), *arguments])
+        (points,) = self.split_arguments(overrides, max_batch_size=None)
+        return [self.launcher.launch(points, initial_job_idx=0)]
