@@ -162,13 +162,18 @@ def test_a_whole_run_is_whole_and_what_was_read_is_counted(first: Path) -> None:
 
 
 def damage_a_page(run_dir: Path) -> None:
+    """A token becomes another one, in a page that can still be decoded."""
     path = file_of(run_dir, "rollouts", 2)
+    pq.write_table(
+        pq.read_table(path), path, compression=None, use_dictionary=False, write_page_checksum=True
+    )
     with pq.ParquetFile(path) as file:
         column = file.metadata.row_group(0).column(file.schema_arrow.names.index("tokens"))
         at = column.data_page_offset + column.total_compressed_size - 4
     content = bytearray(path.read_bytes())
     content[at] ^= 1
     path.write_bytes(content)
+    pq.read_table(path)
 
 
 def one_token_less(rows: list[dict]) -> None:
@@ -552,7 +557,10 @@ def test_other_identities_and_machines_are_named(first: Path, copy: Path) -> Non
     assert identity.made is not None
     made = replace(identity.made, machine={**identity.made.machine, "cpu": "Other CPU"})
     other = replace(identity, packages={**identity.packages, "numpy": "9"}, made=made)
-    save_identity(replace(other, hash=other.expected_hash()), copy, [])
+    other = replace(other, hash=other.expected_hash())
+    save_identity(other, copy, [])
+    for path in copy.glob("*/step_*.parquet"):
+        stamp(copy, path.parent.name, int(path.stem[5:]), "identity", other.hash)
     PARTS["log-prob"][0](copy)
     text = told(first, copy)[1]
     assert "package numpy: " in text and " -> 9" in text
@@ -574,6 +582,13 @@ def test_a_damaged_file_is_no_comparison(first: Path, copy: Path) -> None:
     code, text = told(first, copy)
     assert code == 1
     assert "Not comparable: " in text and "train/step_000002.parquet is damaged" in text
+
+
+def test_a_file_of_another_run_is_no_comparison(first: Path, copy: Path) -> None:
+    stamp(copy, "rollouts", 2, "identity", "feed")
+    code, text = told(first, copy)
+    assert code == 1
+    assert "rollouts/step_000002.parquet belongs to a run of identity feed" in text
 
 
 def test_a_finished_run_that_lost_its_last_step_is_not_the_same(first: Path, copy: Path) -> None:

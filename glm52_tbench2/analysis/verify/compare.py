@@ -136,7 +136,7 @@ def _pair(one: RunFiles, other: RunFiles, kind: str, step: int) -> tuple[StepFil
     files = []
     for run in (one, other):
         try:
-            files.append(StepFile(run.path, kind, step))
+            files.append(StepFile(run.path, kind, step, run.identity.get("hash")))
         except Damaged as error:
             raise Damaged(f"{run.path}: {error}") from error
     return files[0], files[1]

@@ -1,6 +1,5 @@
 """Step files as columns of numbers, read whole and checked by their page checksums."""
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -42,8 +41,11 @@ class Lists:
 class StepFile:
     """One step file. Columns become numbers when asked for."""
 
-    def __init__(self, run_dir: Path, kind: str, step: int) -> None:
-        """Reads it, every page against its checksum. Raises Damaged."""
+    def __init__(self, run_dir: Path, kind: str, step: int, identity: str | None) -> None:
+        """Reads it, every page against its checksum. `identity`: of its run, if that is known.
+
+        Raises Damaged.
+        """
         self.kind, self.step = kind, step
         self.name = f"{kind}/step_{step:06d}.parquet"
         try:
@@ -51,9 +53,8 @@ class StepFile:
                 self.table = file.read()
             metadata = self.table.schema.metadata or {}
             version = metadata[b"schema_version"].decode()
-            self.identity = metadata[b"identity"].decode()
+            owner = metadata[b"identity"].decode()
             written = int(metadata[b"step"])
-            self.stats: dict[str, float] = json.loads(metadata.get(b"stats", b"{}"))
         except FileNotFoundError:
             raise Damaged(f"{self.name} is missing") from None
         except KeyError as error:
@@ -65,6 +66,8 @@ class StepFile:
             raise Damaged(
                 f"{self.name} has schema version {version}; this code reads {SCHEMA_VERSION}"
             )
+        if identity is not None and owner != identity:
+            raise Damaged(f"{self.name} belongs to a run of identity {owner}")
         if written != step:
             raise Damaged(f"{self.name} holds step {written}")
 

@@ -150,9 +150,7 @@ def _read(
 ) -> StepFile | None:
     """The file, or None after its problem was noted."""
     try:
-        file = StepFile(found.run.path, kind, step)
-        if identity is not None and file.identity != identity:
-            raise Damaged(f"{file.name} belongs to a run of identity {file.identity}")
+        file = StepFile(found.run.path, kind, step, identity)
         if problem := problem_of(file):
             raise Damaged(f"{file.name} contradicts itself: {problem}")
     except Damaged as error:
