@@ -110,6 +110,11 @@ class SweepFiles:
         return "stopped" if begun or end is not None else "waiting"
 
 
+def sweep_of(run_dir: Path) -> str | None:
+    """Name of the sweep whose point `run_dir` is; None for a run of its own."""
+    return run_dir.parent.name if (run_dir.parent / SWEEP_FILE).exists() else None
+
+
 def note(sweep_dir: Path, point: str, code: int | None, text: str = "") -> None:
     """Appends to progress.jsonl that `point` starts (None) or has ended with `code`."""
     record = {"point": point, "time": time.time(), "code": code, "text": text}

@@ -54,6 +54,7 @@ class Line:
     link: str | None
     """To the run's report."""
     numbers: list[str]
+    intervals: list[str]
     refused: list[bool]
     bar: Bar | None
 
@@ -82,7 +83,7 @@ def render(table: Table) -> str:
         groups=[_line(row, rows) for row in table.groups],
         runs=[_line(row, rows) for row in table.rows],
         figures=figures(table),
-        too_many=len(_curves(table)) > _MOST_CURVES,
+        too_many=len(_groups(table)) > _MOST_CURVES,
         **assets(),
     )
 
@@ -117,14 +118,19 @@ def _terminal(table: Table, columns: Sequence[Column]) -> TerminalTable:
 
 
 def _cells(row: Row, columns: Sequence[Column]) -> list[str]:
-    return [_text(row, column, interval=column is _CHANGE) for column in columns]
+    cells = [row.cells[column.key] for column in columns]
+    return [
+        f"{cell.text(column)} {_interval(row, column) if column is _CHANGE else ''}".rstrip()
+        for cell, column in zip(cells, columns, strict=True)
+    ]
 
 
-def _text(row: Row, column: Column, interval: bool) -> str:
-    """A cell's text; of a group that is a single run it says why there is no interval."""
+def _interval(row: Row, column: Column) -> str:
+    """A cell's interval; of a group that is a single run, why there is none."""
     cell = row.cells[column.key]
-    alone = row.path is None and row.runs == 1 and cell.known and interval
-    return cell.text(column, interval) + (" (one seed)" if alone else "")
+    if row.path is None and row.runs == 1 and cell.known:
+        return "(one seed)"
+    return cell.interval_text(column)
 
 
 def _line(row: Row, rows: Sequence[Row]) -> Line:
@@ -132,7 +138,8 @@ def _line(row: Row, rows: Sequence[Row]) -> Line:
     return Line(
         row=row,
         link=f"{quote(row.name)}/{REPORT_FILE}" if report and report.exists() else None,
-        numbers=[_text(row, column, column.key != "hours") for column in COLUMNS],
+        numbers=[row.cells[column.key].text(column) for column in COLUMNS],
+        intervals=["" if c.key == "hours" else _interval(row, c) for c in COLUMNS],
         refused=[bool(row.cells[column.key].refused) for column in COLUMNS],
         bar=_bar(row.cells[_CHANGE.key], [one.cells[_CHANGE.key] for one in rows]),
     )
@@ -158,92 +165,101 @@ def _bar(cell: Cell, cells: Sequence[Cell]) -> Bar | None:
 # --- curves --------------------------------------------------------------------------------------
 
 
+def _held_out(one: Outcome) -> Points:
+    found = {step: one.facts.held_out(step) for step in one.facts.evals}
+    return {step: interval.mean for step, interval in found.items() if interval}
+
+
+def _smooth_reward(one: Outcome) -> Points:
+    rewards = one.facts.train_reward
+    smooth = moving_mean(list(rewards.values()), window(one.run, one.facts))
+    return dict(zip(rewards, smooth, strict=True))
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What one figure draws of every run."""
+
+    title: str
+    hint: str
+    column: str
+    """Key of the table's column that shares its definition, and so its refusals."""
+    points: Callable[[Outcome], Points]
+    style: Style = Style.line
+    log: bool = False
+
+
+CURVES = (
+    Curve(
+        "Held-out reward",
+        "Mean over held-out tasks.",
+        "held_out_after",
+        _held_out,
+        style=Style.marked,
+    ),
+    Curve(
+        "Training reward",
+        "Mean verdict of the batch, averaged over about one pass of the tasks.",
+        "train_reward",
+        _smooth_reward,
+    ),
+    Curve(
+        "train_rollout_kl",
+        "Log axis; the published healthy run, 0.022 to 0.054, is shaded where it is in reach.",
+        "train_rollout_kl",
+        lambda one: one.run.series("trainer/train_rollout_kl"),
+        log=True,
+    ),
+    Curve(
+        "Truncated share",
+        "Samples cut by the per-turn cap or the session budget.",
+        "truncated",
+        lambda one: one.facts.truncated,
+    ),
+)
+
+
 def figures(table: Table) -> list[Figure]:
     """Curves by group, or by run where no seed varies; none with more than eight of them."""
-    curves = _curves(table)
-    if len(curves) > _MOST_CURVES:
-        return []
-    several = " Mean over seeds with its 95 % interval." if table.groups else ""
-    return [
-        _figure(
-            table,
-            "Held-out reward",
-            f"Mean over held-out tasks.{several}",
-            lambda one: {
-                step: f.mean for step in one.facts.evals if (f := one.facts.held_out(step))
-            },
-            Style.marked,
-        ),
-        _figure(
-            table,
-            "Training reward",
-            "Mean verdict of the batch, averaged over about one pass of the tasks."
-            + (" Mean over seeds." if table.groups else ""),
-            _smooth_reward,
-        ),
-        _figure(
-            table,
-            "train_rollout_kl",
-            "Log axis; the published healthy run, 0.022 to 0.054, is shaded where it is in reach."
-            + (" Mean over seeds." if table.groups else ""),
-            lambda one: one.run.series("trainer/train_rollout_kl"),
-            log=True,
-        ),
-        _figure(
-            table,
-            "Truncated share",
-            "Samples cut by the per-turn cap or the session budget."
-            + (" Mean over seeds." if table.groups else ""),
-            lambda one: one.facts.truncated,
-        ),
-    ]
+    groups = _groups(table)
+    return [] if len(groups) > _MOST_CURVES else [_figure(table, one, groups) for one in CURVES]
 
 
-_METRIC = {
-    "Held-out reward": "held_out_after",
-    "Training reward": "train_reward",
-    "train_rollout_kl": "train_rollout_kl",
-    "Truncated share": "truncated",
-}
-"""Title of a figure -> the column whose refusals it shares."""
-
-
-def _curves(table: Table) -> dict[str, list[Row]]:
+def _groups(table: Table) -> dict[str, list[Row]]:
     """Label -> the runs that its curve is a mean over."""
-    keys = [key for key in table.varies if key != SEED] if table.groups else table.varies
+    keys = [key for key in table.varies if not (table.groups and key == SEED)]
     found: dict[str, list[Row]] = {}
     for row in table.rows:
-        label = ", ".join(f"{key}={row.values.get(key, '')}" for key in keys) or "all seeds"
+        label = ", ".join(f"{key}={row.values.get(key, '')}" for key in keys) or "all runs"
         found.setdefault(label, []).append(row)
     return found
 
 
-def _figure(
-    table: Table,
-    title: str,
-    hint: str,
-    points: Callable[[Outcome], Points],
-    style: Style = Style.line,
-    log: bool = False,
-) -> Figure:
+def _figure(table: Table, curve: Curve, groups: Mapping[str, list[Row]]) -> Figure:
     series = []
-    for colour, (label, rows) in enumerate(_curves(table).items(), 1):
+    for colour, (label, rows) in enumerate(groups.items(), 1):
+        finished = [row for row in rows if row.status == "finished"]
         runs = [
-            points(table.outcomes[row.name])
-            for row in rows
-            if row.name in table.outcomes and not row.cells[_METRIC[title]].refused
+            curve.points(table.outcomes[row.name])
+            for row in finished or rows
+            if row.name in table.outcomes and not row.cells[curve.column].refused
         ]
         means, bounds = _over_runs(runs)
-        shown = bounds if style is Style.marked else {}
-        series.append(Series(label, means, colour, style, shown))
+        shown = bounds if curve.style is Style.marked else {}
+        series.append(Series(label, means, colour, curve.style, shown))
     chart = line_chart(
         series,
-        f"{title} by step",
-        log=log,
-        limits=(None, None) if log else (0.0, None),
-        reference=PUBLISHED_KL if log else None,
+        f"{curve.title} by step",
+        log=curve.log,
+        limits=(None, None) if curve.log else (0.0, None),
+        reference=PUBLISHED_KL if curve.log else None,
     )
-    return Figure(title, hint, chart, [(one.colour, one.name) for one in series if one.points])
+    hint = curve.hint
+    if table.groups:
+        marked = curve.style is Style.marked
+        hint += f" Mean over seeds{', with its 95 % interval cut at 0 and 1' if marked else ''}."
+    legend = [(one.colour, one.name) for one in series if one.points]
+    return Figure(curve.title, hint, chart, legend)
 
 
 def _over_runs(runs: Sequence[Points]) -> tuple[Points, Mapping[int, tuple[float, float]]]:
@@ -254,11 +270,6 @@ def _over_runs(runs: Sequence[Points]) -> tuple[Points, Mapping[int, tuple[float
     steps = sorted(set.intersection(*(set(points) for points in begun)))
     found = {step: interval_over_runs([points[step] for points in begun]) for step in steps}
     means = {step: one.mean for step, one in found.items() if one}
-    bounds = {s: (one.low, one.high) for s, one in found.items() if one and len(begun) > 1}
-    return means, bounds
-
-
-def _smooth_reward(one: Outcome) -> Points:
-    rewards = one.facts.train_reward
-    smooth = moving_mean(list(rewards.values()), window(one.run, one.facts))
-    return dict(zip(rewards, smooth, strict=True))
+    if len(begun) == 1:
+        return means, {}
+    return means, {s: (max(0.0, one.low), min(1.0, one.high)) for s, one in found.items() if one}

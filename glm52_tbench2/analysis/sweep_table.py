@@ -73,16 +73,19 @@ class Cell:
     def known(self) -> bool:
         return not math.isnan(self.value)
 
-    def text(self, column: Column, interval: bool = True) -> str:
-        """As 0.412 [0.301, 0.533]; – where nothing is known."""
+    def text(self, column: Column) -> str:
+        """The number, – where nothing is known, or the refusal."""
         if self.refused:
             return self.refused
         if not self.known:
             return "–"
-        told = column.text(self.value)
-        if interval and not math.isnan(self.low):
-            told += f" [{column.text(self.low)}, {column.text(self.high)}]"
-        return ("×" if column.ratio else "") + told
+        return ("×" if column.ratio else "") + column.text(self.value)
+
+    def interval_text(self, column: Column) -> str:
+        """As [0.301, 0.533]; empty where there is no interval."""
+        if self.refused or math.isnan(self.low):
+            return ""
+        return f"[{column.text(self.low)}, {column.text(self.high)}]"
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ each offline folder is whole by itself (`wandb sync RUN/wandb/latest-run` sends 
 """
 
 import argparse
+import hashlib
 import json
 import re
 import signal
@@ -22,6 +23,7 @@ from ..config.compose import leaves
 from ..config.errors import UserError
 from ..config.schema import RunConfig, WandbMode
 from .run_files import FINISHED_FILE, RunFiles
+from .sweep_files import sweep_of
 
 POLL_S = 1.0
 # What a run is known by lies in its config and identity. wandb would add the host, the command
@@ -40,12 +42,22 @@ _SETTINGS: dict[str, Any] = {
     "x_service_wait": 120.0,
 }
 
+_ID_CHARS = 64
 _MADE = ("revision", "changes", "origin")
 
 
 def run_id(run_dir: Path) -> str:
-    """The wandb id of a run: its folder's name, in the characters that wandb takes."""
-    return re.sub(r"[^\w.-]", "-", run_dir.resolve().name)[:64]
+    """The wandb id of a run: its folder's name, in the characters that wandb takes.
+
+    A sweep's name comes before that of its point, which other sweeps have too.
+    """
+    path = run_dir.resolve()
+    whole = f"{sweep_of(path) or ''}-{path.name}".lstrip("-")
+    name = re.sub(r"[^\w.-]", "-", whole)
+    if len(name) <= _ID_CHARS:
+        return name
+    digest = hashlib.sha256(whole.encode()).hexdigest()[:8]
+    return f"{name[: _ID_CHARS - 9]}-{digest}"
 
 
 def track(run_dir: Path, stopped: threading.Event) -> None:
@@ -130,6 +142,7 @@ def _start(run_dir: Path, config: RunConfig) -> Any:
             dir=str(run_dir),
             id=run_id(run_dir),
             name=run_dir.resolve().name,
+            group=sweep_of(run_dir.resolve()),
             project=config.tracking.project,
             entity=config.tracking.entity,
             mode=config.tracking.wandb.value,

@@ -173,14 +173,12 @@ def _result(of: str, point: SweepPoint, ended: Ended, took_s: float, row: Row | 
         return Text(f"{of} failed after {duration(took_s)}: {point.name}: {reason}", "red")
     told = f"{of} finished in {duration(took_s)}: {point.name}"
     if row is not None:
-        shown = {column.key: row.cells[column.key].text(column) for column in COLUMNS}
-        before, after = (
-            row.cells[c.key].text(c, interval=False)
-            for c in COLUMNS
-            if c.key in ("held_out_before", "held_out_after")
-        )
-        told += f": held-out {before} → {after}, change {shown['held_out_change']}"
-    return Text(told, "green")
+        cells = {
+            c.key: (row.cells[c.key].text(c), row.cells[c.key].interval_text(c)) for c in COLUMNS
+        }
+        before, after = cells["held_out_before"][0], cells["held_out_after"][0]
+        told += f": held-out {before} → {after}, change {' '.join(cells['held_out_change'])}"
+    return Text(told.rstrip(), "green")
 
 
 def _write_table(sweep: SweepFiles, reader: Reader, point: SweepPoint) -> Row | None:

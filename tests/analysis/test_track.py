@@ -242,3 +242,15 @@ def test_following_waits_for_a_line_to_be_whole(tmp_path: Path) -> None:
     assert next(found) == (1, json.loads(record))
     stopped.set()
     assert list(found) == []
+
+
+def test_points_of_two_sweeps_have_two_ids(tmp_path: Path) -> None:
+    long = ["a" * 90 + end for end in ("=1", "=2")]
+    runs = [tmp_path / sweep / point for sweep in ("s1", "s2") for point in ("seed=1", *long)]
+    for run in runs:
+        run.mkdir(parents=True)
+        (run.parent / "sweep.json").touch()
+    ids = [run_id(run) for run in runs]
+    assert ids[0] == "s1-seed-1"
+    assert len(set(ids)) == len(ids)
+    assert max(map(len, ids)) <= 64
