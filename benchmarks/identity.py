@@ -1,7 +1,7 @@
 """Time to compute a run's identity: python benchmarks/identity.py [OVERRIDES]
 
 Prints milliseconds: the whole in a process of its own, as a command pays it, then the median and
-the slowest of many, and where they go.
+the slowest of many, and where they go. CPU time is this process's own; git works beside it.
 """
 
 import subprocess
@@ -27,20 +27,30 @@ from glm52_tbench2.config.identity import identify
 from glm52_tbench2.tasks.sets import load_set
 config = compose(sys.argv[1:])
 sets = [load_set(name) for name in (config.data.train, config.data.eval)]
-began = time.perf_counter()
+began, cpu = time.perf_counter(), time.process_time()
 identify(config, sets)
-print(f"{1000 * (time.perf_counter() - began):.1f}")
+print(1000 * (time.perf_counter() - began), 1000 * (time.process_time() - cpu))
 """
 
 
+def first_in_a_process(overrides: list[str]) -> tuple[float, float]:
+    command = [sys.executable, "-c", FIRST, *overrides]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    wall, cpu = map(float, done.stdout.split())
+    return wall, cpu
+
+
 def timed(work: Callable[[], object]) -> tuple[float, float]:
-    """Median and slowest, milliseconds."""
-    seconds = []
-    for _ in range(REPEATS):
-        began = time.perf_counter()
-        work()
-        seconds.append(1000 * (time.perf_counter() - began))
-    return median(seconds), max(seconds)
+    """Milliseconds by the clock and of CPU."""
+    began, cpu = time.perf_counter(), time.process_time()
+    work()
+    return 1000 * (time.perf_counter() - began), 1000 * (time.process_time() - cpu)
+
+
+def tell(name: str, times: list[tuple[float, float]]) -> None:
+    wall = [one for one, _ in times]
+    cpu = median(one for _, one in times)
+    print(f"{name:<20}{median(wall):7.1f} ms, slowest {max(wall):6.1f} ms; CPU {cpu:5.1f} ms")
 
 
 def main() -> None:
@@ -49,12 +59,7 @@ def main() -> None:
     sets = [load_set(name) for name in (config.data.train, config.data.eval)]
     tasks_dir = resolve(config.data.tasks_dir)
     folders: list[Path] = [tasks_dir / task for one in sets for task in one.ids]
-    command = [sys.executable, "-c", FIRST, *overrides]
-    first = [
-        float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-        for _ in range(5)
-    ]
-    print(f"{'first in a process':<20}{median(first):7.1f} ms, slowest {max(first):.1f} ms")
+    tell("first in a process", [first_in_a_process(overrides) for _ in range(5)])
     for name, work in {
         "whole": lambda: identify(config, sets),
         "git": lambda: Git().told(),
@@ -64,8 +69,7 @@ def main() -> None:
         "package versions": lambda: [_version(package) for package in PACKAGES],
         "machine": machine,
     }.items():
-        middle, slowest = timed(work)
-        print(f"{name:<20}{middle:7.1f} ms, slowest {slowest:.1f} ms")
+        tell(name, [timed(work) for _ in range(REPEATS)])
 
 
 if __name__ == "__main__":

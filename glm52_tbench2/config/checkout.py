@@ -33,28 +33,26 @@ class Git:
     def __init__(self, root: Path = ROOT) -> None:
         self._root = root
         # Installed inside another project's checkout, ours would be told to be that one.
-        self._status = (
-            self._start("status", "--porcelain=v2", "--branch", "--untracked-files=all", "-z")
-            if (root / ".git").exists()
-            else None
-        )
+        known = (root / ".git").exists()
+        status = ("status", "--porcelain=v2", "--branch", "--untracked-files=all", "-z")
+        self._status = self._start(*status) if known else None
+        self._difference = self._start("diff", "HEAD") if known else None
 
     def told(self) -> tuple[str, str]:
         """HEAD, or unknown outside a checkout; and 12 hex digits over what differs from it in code,
         conf and data, new files included, or "". Raises OSError.
         """
-        if self._status is None:
+        if self._status is None or self._difference is None:
             return "unknown", ""
+        difference = self._difference.communicate()[0]
         lines = os.fsdecode(self._status.communicate()[0]).split("\0")
         found = re.search(r"^# branch\.oid ([0-9a-f]+)$", "\n".join(lines), re.MULTILINE)
         if found is None:
             return "unknown", ""
         new = sorted(line[2:] for line in lines if line.startswith("? "))
-        changed = any(line[:2] in ("1 ", "2 ", "u ") for line in lines)
-        if not changed and not new:
+        if not difference and not new:
             return found[1], ""
-        difference = self._start("diff", "HEAD") if changed else None
-        digest = hashlib.sha256(difference.communicate()[0] if difference else b"")
+        digest = hashlib.sha256(difference)
         digest.update(hash_files((name, str(self._root / name)) for name in new).encode())
         return found[1], digest.hexdigest()[:12]
 

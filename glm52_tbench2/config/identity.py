@@ -7,7 +7,7 @@ git does not know yet does. What git says is recorded beside it, for people.
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -102,8 +102,7 @@ class Identity:
 
     def expected_hash(self) -> str:
         """What `hash` must be, by the facts."""
-        facts = asdict(self)
-        del facts["made"], facts["hash"]
+        facts = {one.name: getattr(self, one.name) for one in fields(self) if one.compare}
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
     def differences(self, other: "Identity") -> list[str]:

@@ -363,6 +363,17 @@ def test_an_identity_without_contents_of_code_is_said_and_no_damage(copy: Path) 
     assert "does not record the contents of code and tasks" in text
 
 
+def test_a_rerun_beside_it_is_named(copy: Path) -> None:
+    assert "run again" not in told(copy)[1]
+    again = Path(shutil.copytree(copy, copy.with_name("again")))
+    identity, history = load_identity(again)
+    assert identity.made is not None
+    made = replace(identity.made, origin={"rerun_of": "copy"})
+    save_identity(replace(identity, made=made), again, history)
+    assert told(copy)[1].endswith(f"glm52 verify {copy} {again}")
+    assert "run again" not in told(again)[1]
+
+
 # --- two runs ----------------------------------------------------------------------------------
 
 
@@ -530,6 +541,7 @@ def test_how_far_apart_is_told(first: Path, copy: Path) -> None:
     last = int(generated[0][-1])
 
     def change(rows: list[dict]) -> None:
+        rows[0]["rollout_logprobs"][int(generated[0][0])] -= 0.125
         rows[0]["tokens"][last] = 7
         rows[0]["rollout_logprobs"][last] -= 5.0  # of another token: not comparable
         rows[1]["rollout_logprobs"][int(generated[1][0])] -= 0.25
@@ -538,6 +550,10 @@ def test_how_far_apart_is_told(first: Path, copy: Path) -> None:
     text = told(first, copy)[1]
     assert f"Of its {total:,} generated tokens {(total - 1) / total:.1%} come before" in text
     assert "at most 0.25 nats apart" in text
+    assert (
+        f"sample 000001-0-0 (task {rows[0]['task_id']}), turn 1, token {generated[0][0]} " in text
+    )
+    assert "2 of 6 samples differ" in text
 
 
 def test_runs_that_cannot_be_identical_are_not_called_faulty(first: Path, copy: Path) -> None:

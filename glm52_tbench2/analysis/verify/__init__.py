@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...config.errors import UserError
-from ...config.identity import load_identity
+from ...config.identity import IDENTITY_FILE, load_identity
 from ...config.schema import Device, Mode
 from ..run_files import RunFiles
 from .compare import Compared, Difference, compare
@@ -36,6 +36,8 @@ def verify_one(run_dir: Path, tell: Callable[[str], None] = print) -> int:
     for problem in found.problems:
         tell(f"  {'DAMAGED':<13} {problem}")
     tell(_verdict_on_one(len(found.problems)))
+    for again in _reruns(found.run):
+        tell(f"It was run again; compare the two with: glm52 verify {run_dir} {again}")
     return 1 if found.problems else 0
 
 
@@ -76,6 +78,19 @@ def verify_two(
     for reason in _reasons(one, other, same):
         tell(reason)
     return 1
+
+
+def _reruns(run: RunFiles) -> list[Path]:
+    """Folders beside it that say they are a rerun of it."""
+    found = []
+    for path in sorted(run.path.parent.glob(f"*/{IDENTITY_FILE}")):
+        try:
+            made = load_identity(path.parent)[0].made
+        except UserError:
+            continue
+        if made is not None and (made.origin or {}).get("rerun_of") == run.name:
+            found.append(path.parent)
+    return found
 
 
 def _verdict_on_one(problems: int) -> str:
