@@ -534,6 +534,51 @@ def test_the_cause_is_told_before_its_effects(first: Path, copy: Path) -> None:
     assert places[0] in only_first and places[1] not in only_first
 
 
+def write_weights(run_dir: Path, tensors: dict[str, tuple[str, np.ndarray]]) -> None:
+    """weights/version_000003, in the layout of safetensors."""
+    header, data = {}, b""
+    for name, (dtype, values) in tensors.items():
+        span = [len(data), len(data) + values.nbytes]
+        header[name] = {"dtype": dtype, "shape": values.shape, "data_offsets": span}
+        data += values.tobytes()
+    text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+    folder = run_dir / "weights" / "version_000003"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model-00001.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+@pytest.mark.parametrize(
+    ("changed_in", "said"),
+    [
+        ("", "; optimizer state alone"),
+        ("norm", "; norm[2]: 1 | 2"),
+        ("expert", "; expert[1, 2]: 1 | 2"),
+        ("scale", "; scale[0]"),
+    ],
+)
+def test_the_first_weight_that_differs_is_told(
+    first: Path, copy: Path, tmp_path: Path, changed_in: str, said: str
+) -> None:
+    tensors = {
+        "norm": ("F32", np.ones(4, np.float32)),
+        "expert": ("BF16", np.full((2, 3), 0x3F80, np.uint16)),
+        "scale": ("F8_E8M0", np.ones(2, np.uint8)),
+    }
+    one = Path(shutil.copytree(first, tmp_path / "one"))
+    other_weights(copy)
+    write_weights(one, tensors)
+    if changed_in == "norm":
+        tensors["norm"][1][2] = 2
+    elif changed_in == "expert":
+        tensors["expert"][1][1, 2] = 0x4000
+    elif changed_in == "scale":
+        tensors["scale"][1][0] = 7
+    write_weights(copy, tensors)
+    code, text = told(one, copy)
+    assert code == 1
+    assert f"{hashlib.sha256(b'weightz').hexdigest()[:12]}{said}\n" in text
+
+
 def test_how_far_apart_is_told(first: Path, copy: Path) -> None:
     rows = pq.read_table(file_of(copy, "rollouts", 1)).to_pylist()
     generated = [np.flatnonzero(row["loss_mask"]) for row in rows]

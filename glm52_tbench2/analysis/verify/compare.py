@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from ..run_files import RunFiles
 from .step_files import TOKEN_COLUMNS, TRAIN_COLUMNS, Array, Damaged, Lists, StepFile
+from .weights import first_weight
 from .whole import SOURCES
 
 TIMES = ("generate_s", "sandbox_s", "verify_s", "total_s")
@@ -351,7 +352,9 @@ def _weights(one: RunFiles, other: RunFiles, step: int, found: Compared) -> Iter
     if differing:
         place = f"checkpoints/step_{step:06d}/{differing[0]}"
         values = " | ".join(files.get(differing[0], "absent")[:12] for files in (mine, theirs))
-        yield Difference(step, "weights", f"{place}: sha256 {values}")
+        weight = first_weight(one, other, step)
+        text = f"{place}: sha256 {values}{f'; {weight}' if weight else ''}"
+        yield Difference(step, "weights", text)
 
 
 def _stable(folder: Path) -> dict[str, str] | None:
