@@ -77,7 +77,7 @@ def incomparable(differences: Sequence[Difference]) -> str:
     reasons = ", ".join(f"{one.why} ({one.name})" for one in causes)
     spoiled = [one.name for one in causes if one.held_out]
     if spoiled:
-        rest = f"Nor are held-out rewards, because of {_listed(spoiled)}."
+        rest = f"Nor are held-out rewards, because of {listed(spoiled)}."
     else:
         rest = "Held-out rewards are: the same tasks are evaluated under the same limits."
     return f"Step curves are not comparable: {reasons}. {rest}"
@@ -325,7 +325,8 @@ def _machine(sides: Sequence[Side]) -> list[Difference]:
     return found
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """a, b and c."""
     if len(names) < 2:
         return "".join(names)
     return f"{', '.join(names[:-1])} and {names[-1]}"

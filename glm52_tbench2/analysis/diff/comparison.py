@@ -170,9 +170,9 @@ def _unsaid(sides: Sequence[Side]) -> list[str]:
             if missing and not side.notes:
                 notes.append(f"{side.label}: its {', '.join(missing)} are not recorded.")
         notes += [f"{side.label}: {note}." for note in side.notes]
-        for knob, facts in side.sets.items():
-            if facts.ids is None:
-                notes.append(f"{side.label}: the tasks of {knob}={facts.name} are not known.")
+        unknown = [facts.name for facts in side.sets.values() if facts.ids is None]
+        if unknown:
+            notes.append(f"{side.label}: the tasks of {' and '.join(unknown)} are not known.")
     return notes
 
 

@@ -2,9 +2,10 @@
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from typing import Any
 
 import yaml
@@ -19,6 +20,12 @@ from .sides import Side, experiment_names, plain_knobs
 
 _WORD = re.compile(r"(?!(?:true|false|null|nan|inf)$)[A-Za-z_/][\w./:@%-]*", re.I)
 """Strings that Hydra's grammar takes without quotes."""
+Knobs = Mapping[str, Any]
+"""Dotted knob -> plain value."""
+_LAYOUT = "the layout"
+"""What changes speed only, where a cause needs it to compose."""
+_NAMED_GROUPS = ("data", "model")
+"""Config groups whose choices say more than a single knob."""
 _OPEN = ("engine.server_args.", "engine.server_env.")
 """Knobs that take any key: Hydra wants to be told that a key is new."""
 
@@ -50,44 +57,43 @@ def separate(
     base: Side, other: Side, differences: Sequence[Difference], causes: Sequence[Cause]
 ) -> Plan:
     """One run for each cause that changes it alone, or with the least it needs to compose."""
-    found: list[Experiment] = []
+    found: dict[str, Experiment] = {}
     inseparable: list[Inseparable] = []
     spelled = _spell(base)
     if spelled is None:
         reason = f"the config of {base.name} does not compose in this checkout"
         return Plan((), tuple(Inseparable(cause.name, reason) for cause in causes))
-    if base.overrides is not None:
-        found.append(Experiment(_command(spelled), ()))
-    speed = [one.name for one in differences if one.effect is Effect.speed and _is_knob(one)]
+    knobs = {cause.name: cause.knobs for cause in causes if cause.knobs}
+    layout = [one.name for one in differences if one.effect is Effect.speed and _is_knob(one)]
+    if layout:
+        knobs[_LAYOUT] = tuple(layout)
+
+    def change(names: Sequence[str]) -> str:
+        """Adds the run that changes these causes for the first of them; else says why not."""
+        together = [knob for name in names for knob in knobs[name]]
+        overrides, reason = _change(spelled, base.knobs, other.knobs, together)
+        if overrides is not None:
+            found[names[0]] = Experiment(_command(overrides), tuple(names))
+        return reason
+
+    waiting = {}
     for cause in causes:
         if not cause.knobs:
             inseparable.append(Inseparable(cause.name, _no_knob(cause, base, other)))
-            continue
-        first_reason = ""
-        for names, knobs in _tries(cause, causes, speed):
-            overrides, reason = _change(spelled, base, other, knobs)
-            if overrides is not None:
-                found.append(Experiment(_command(overrides), names))
+        elif reason := change([cause.name]):
+            waiting[cause.name] = reason
+    for name in waiting:
+        for extra in sorted(knobs, key=_LAYOUT.__ne__):
+            if extra != name and not change([name, extra]):
                 break
-            first_reason = first_reason or reason
-        else:
-            inseparable.append(Inseparable(cause.name, first_reason))
-    return Plan(tuple(found), tuple(inseparable))
-
-
-def _tries(
-    cause: Cause, causes: Sequence[Cause], speed: Sequence[str]
-) -> Iterator[tuple[tuple[str, ...], list[str]]]:
-    """The cause alone; with the layout it may need; with one other cause; with both."""
-    alone = (cause.name,)
-    yield alone, list(cause.knobs)
-    if speed:
-        yield (*alone, "the layout"), [*cause.knobs, *speed]
-    others = [one for one in causes if one is not cause and one.knobs]
-    for extra in ([], list(speed)) if speed else ([],):
-        for one in others:
-            layout = ("the layout",) if extra else ()
-            yield (*alone, one.name, *layout), [*cause.knobs, *one.knobs, *extra]
+    for name, reason in waiting.items():
+        joined = [run.changes for run in found.values() if len(run.changes) > 1]
+        if name not in found and all(change([name, *extra]) for extra in joined):
+            inseparable.append(Inseparable(name, reason.rstrip(".")))
+    runs = [found[cause.name] for cause in causes if cause.name in found]
+    if base.overrides is not None:
+        runs.insert(0, Experiment(_command(spelled), ()))
+    return Plan(tuple(runs), tuple(inseparable))
 
 
 def _is_knob(difference: Difference) -> bool:
@@ -108,40 +114,63 @@ def _no_knob(cause: Cause, base: Side, other: Side) -> str:
 
 
 def _change(
-    spelled: Sequence[str], base: Side, other: Side, knobs: Sequence[str]
+    spelled: Sequence[str], have: Knobs, want: Knobs, knobs: Sequence[str]
 ) -> tuple[list[str] | None, str]:
-    """Overrides of the base with `knobs` as the other side has them; None with the reason."""
-    expected = {name: value for name, value in base.knobs.items() if name not in knobs}
-    expected |= {name: other.knobs[name] for name in knobs if name in other.knobs}
-    for choice in _choices(knobs, expected):
-        overrides = _merged(spelled, [choice])
-        if _verify(overrides, expected) is None:
+    """Overrides that make `knobs` what they are in `want`, and leave the others as they are.
+
+    `spelled`: overrides that compose to `have`. None with the reason if they would not compose.
+    """
+    expected = {name: value for name, value in have.items() if name not in knobs}
+    expected |= {name: want[name] for name in knobs if name in want}
+    groups: dict[str, list[str]] = {}
+    for name in knobs:
+        groups.setdefault(name.split(".")[0], []).append(name)
+    choices = {
+        group: found
+        for group, names in groups.items()
+        if (len(names) > 1 or group in _NAMED_GROUPS) and (found := _choices(group, expected, want))
+    }
+    values = {name: _set(name, have, want) for name in knobs}
+    for picked in product(*choices.values()) if choices else ():
+        rest = [text for name, text in values.items() if name.split(".")[0] not in choices]
+        overrides = _merged(spelled, [*picked, *rest])
+        if _verify(overrides, expected, choices, want) is None:
             return overrides, ""
-    overrides = _merged(spelled, [_set(name, base.knobs, other.knobs) for name in knobs])
+    overrides = _merged(spelled, list(values.values()))
     reason = _verify(overrides, expected)
     return (None, reason) if reason else (overrides, "")
 
 
-def _choices(knobs: Sequence[str], expected: Mapping[str, Any]) -> list[str]:
-    """Choices of the knobs' config group that could give the expected values."""
-    groups = {name.split(".")[0] for name in knobs}
-    group = groups.pop()
-    if groups or not (CONF / group).is_dir() or (len(knobs) < 2 and group not in ("data", "model")):
-        return []
+def _choices(group: str, expected: Knobs, other: Knobs) -> list[str]:
+    """Choices of a config group that could give the expected values, maybe at another speed."""
+
+    def fits(name: str, value: Any) -> bool:
+        return (
+            isinstance(value, dict)
+            or value == expected.get(name)
+            or (value == other.get(name) and effect(name) is Effect.speed)
+            or effect(name) is Effect.cosmetic
+        )
+
     found = []
     for path in sorted((CONF / group).glob("*.yaml")):
         content = yaml.safe_load(path.read_text())
         content.pop("defaults", None)
-        wanted = {key.removeprefix(f"{group}."): expected.get(key) for key in expected}
-        if all(isinstance(v, dict | str) or wanted.get(k) == v for k, v in content.items()):
+        if all(fits(f"{group}.{key}", value) for key, value in content.items()):
             found.append(f"{group}={path.stem}")
     return found
 
 
-def _verify(overrides: Sequence[str], expected: Mapping[str, Any]) -> str | None:
+def _verify(
+    overrides: Sequence[str],
+    expected: Knobs,
+    chosen: Container[str] = (),
+    other: Knobs | None = None,
+) -> str | None:
     """Why the overrides do not compose to the expected knobs, None if they do.
 
-    Cosmetic knobs may be what they like.
+    Cosmetic knobs may be what they like; those of `chosen` groups that change speed only may be
+    what they are on the other side.
     """
     try:
         composed = _composed(tuple(overrides))
@@ -150,11 +179,19 @@ def _verify(overrides: Sequence[str], expected: Mapping[str, Any]) -> str | None
     wrong = [
         name
         for name in {**composed, **expected}
-        if effect(name) is not Effect.cosmetic and composed.get(name) != expected.get(name)
+        if effect(name) is not Effect.cosmetic
+        and composed.get(name) != expected.get(name)
+        and not (
+            other is not None
+            and name.split(".")[0] in chosen
+            and effect(name) is Effect.speed
+            and composed.get(name) == other.get(name)
+        )
     ]
     return f"{', '.join(wrong[:3])} cannot be set to what it was" if wrong else None
 
 
+@cache
 def _composed(overrides: tuple[str, ...]) -> dict[str, Any]:
     """The knobs that `overrides` compose to. Raises UserError.
 
@@ -206,12 +243,13 @@ def _spell(side: Side) -> list[str] | None:
             for name in {**have, **side.knobs}
             if effect(name) is not Effect.cosmetic and have.get(name) != side.knobs.get(name)
         ]
-        spelled.append(_merged(start, [_set(name, have, side.knobs) for name in changed]))
-    best = min(spelled, key=len)
-    return best if _verify(best, side.knobs) is None else None
+        overrides, _ = _change(start, have, side.knobs, changed)
+        if overrides is not None and _verify(overrides, side.knobs) is None:
+            spelled.append(overrides)
+    return min(spelled, key=len, default=None)
 
 
-def _set(name: str, have: Mapping[str, Any], want: Mapping[str, Any]) -> str:
+def _set(name: str, have: Knobs, want: Knobs) -> str:
     """The override that makes knob `name` what it is in `want`."""
     if name not in want:
         return f"~{name}"

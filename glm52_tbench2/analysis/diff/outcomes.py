@@ -117,12 +117,18 @@ def outcomes(runs: Sequence[Reading], differences: Sequence[Difference]) -> list
             first_last,
         ),
         _metric_row(
-            runs, "kl_trend", "its trend", KL, _trend(None), curves, "growth of the logarithm"
+            runs,
+            "kl_trend",
+            "its growth a step",
+            KL,
+            _trend(None),
+            curves,
+            "growth of the logarithm",
         ),
         _metric_row(
             runs,
             "kl_trend_late",
-            f"its trend, last {LATE_STEPS} steps",
+            f"in the last {LATE_STEPS}",
             KL,
             _trend(LATE_STEPS),
             curves,
@@ -201,7 +207,7 @@ def _state(run: Reading) -> Cell:
     planned = run.side.knobs.get("steps", "?")
     state = run.files.state
     return Cell(
-        f"{state}, step {done} of {planned}",
+        f"{state}, step {done}/{planned}",
         {"state": state, "steps": done},
         "" if state != "stopped" else "bad",
     )
@@ -253,7 +259,7 @@ def _change(run: Reading, _: str) -> Cell:
     if change is None:
         return _NOTHING
     return Cell(
-        f"{change.interval:+}: {change.verdict}\n{_tasks_moved(change)}",
+        f"{change.interval:+}\n{_tasks_moved(change)}",
         {
             **_interval(change.interval),
             "up": change.up,
@@ -279,7 +285,7 @@ def _churn(runs: Sequence[Reading], comparable: bool) -> Outcome:
             continue
         p = sign_test(change.up, change.down)
         cells[run.side.label] = Cell(
-            f"{change.interval:+}, step {step}\n{_tasks_moved(change)}, p = {p:.2g}",
+            f"{change.interval:+}\n{_tasks_moved(change)}\nstep {step}, p = {p:.2g}",
             {
                 **_interval(change.interval),
                 "step": step,
@@ -294,7 +300,7 @@ def _churn(runs: Sequence[Reading], comparable: bool) -> Outcome:
         cells = {base.side.label: Cell("the base"), **cells}
     return Outcome(
         "held_out_paired",
-        f"held-out, paired with {base.side.label}",
+        f"held-out against {base.side.label}",
         cells,
         comparable,
         "task by task at the last evaluation that both have; p of a two-sided sign test",
@@ -302,7 +308,8 @@ def _churn(runs: Sequence[Reading], comparable: bool) -> Outcome:
 
 
 def _tasks_moved(change: Change) -> str:
-    return f"{change.up} tasks up, {change.down} down, {change.same} same"
+    verdict = "" if change.verdict == "unclear" else f"{change.verdict}: "
+    return f"{verdict}{change.up} up, {change.down} down, {change.same} same"
 
 
 def _trend(last: int | None) -> Callable[[Reading, str], Cell]:
@@ -319,15 +326,16 @@ def _trend(last: int | None) -> Callable[[Reading, str], Cell]:
 
 
 def _told(trend: Trend) -> tuple[str, dict[str, Any], str]:
-    text = f"{100 * math.expm1(trend.slope):+.2g} % a step"
+    text = f"{100 * math.expm1(trend.slope):+.2g} %"
     if trend.low < trend.high:
         low, high = (100 * math.expm1(bound) for bound in (trend.low, trend.high))
         text += f" [{low:+.2g}, {high:+.2g}]"
-    text += f": {trend.verdict}"
     moving = trend.verdict != "no trend"
     if moving:
         verb = "doubles" if trend.slope > 0 else "halves"
         text += f"\n{verb} in {trend.doubling:.3g} steps"
+    else:
+        text += "\nno trend"
     value = {
         "slope": trend.slope,
         "low": trend.low,
@@ -355,7 +363,7 @@ def _ends(runs: Sequence[Reading], comparable: bool) -> list[Outcome]:
     return [
         Outcome(
             f"end/{reason}",
-            f"ended: {reason}",
+            f"end: {reason}",
             {
                 run.side.label: Cell(
                     f"{100 * shares[reason].get(run.side.label, 0.0):.1f} %",
@@ -375,7 +383,7 @@ def _tokens(run: Reading) -> Cell:
     held_out = sum(run.series("eval/generated_tokens").values())
     if not trained + wasted + held_out:
         return _NOTHING
-    text = f"{_count(trained)} trained on"
+    text = f"{_count(trained)} trained"
     if wasted:
         text += f", {_count(wasted)} wasted"
     if held_out:

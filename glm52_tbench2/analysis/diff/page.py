@@ -14,9 +14,9 @@ from ...config.files import atomic_write_bytes
 from ..charts import Series, Style, line_chart
 from ..report import assets, template
 from .causes import ABSENT, Verdict, show_value
-from .compare import Difference, Group, held_out_comparable
+from .compare import Difference, Group, held_out_comparable, listed
 from .comparison import Comparison
-from .terminal import code_text, set_text
+from .terminal import asked_for, code_text, set_text
 
 _CHIPS = {
     Effect.measured: "measured",
@@ -70,6 +70,8 @@ def render(found: Comparison) -> str:
         ],
         value=_value,
         plain=_PLAIN_VERDICTS,
+        asked_for=asked_for,
+        listed=listed,
         plots=_plots(found),
     )
 
@@ -121,7 +123,8 @@ def _plot(
         for number, run in enumerate(runs)
     ]
     values = [value for one in drawn for value in one.points.values()]
-    limits = (None, None) if log or not values else (min(0.0, *values), max(values))
+    positive = [value for value in values if value > 0] if log else [0.0, *values]
+    limits = (min(positive, default=None), max(positive, default=None))
     plots = []
     for shown in [[one] for one in drawn] if apart else [drawn]:
         chart = line_chart(shown, f"{title} by step", log=log, limits=limits)

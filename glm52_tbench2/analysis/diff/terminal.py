@@ -9,7 +9,7 @@ from rich.text import Text
 
 from ...config.classes import Effect
 from .causes import ABSENT, Conclusion, Verdict, show_value
-from .compare import Difference, Group
+from .compare import Difference, Group, listed
 from .comparison import Comparison
 from .experiments import Plan
 from .sides import Side
@@ -195,13 +195,9 @@ def _conclusion(console: Console, one: Conclusion, plan: Plan, several: bool) ->
         _say(console, one.remark, "")
     if plan.experiments:
         console.print()
-        singles = sum(bool(run.changes) for run in plan.experiments)
-        what = f"{singles} runs that each change one cause"
-        if singles < len(plan.experiments):
-            what += ", and the base on the same code"
-        _say(console, f"To separate them: {what}, each with several seeds (-m seed=1,2,3):", "")
+        _say(console, f"To separate them: {asked_for(plan)}:", "")
         for run in plan.experiments:
-            why = f"changes {' and '.join(run.changes)}" if run.changes else "the base"
+            why = f"changes {listed(run.changes)}" if run.changes else "the base"
             _line(console, Text(f"# {why}", style="bright_black"), 4)
             # Whole on its line, however long, so that it can be copied.
             console.print(Text(f"    {run.command}", style="bold"), soft_wrap=True)
@@ -219,6 +215,17 @@ def _print_table(console: Console, table: Table, indent: int) -> None:
         console.print(padded)
     for line in capture.get().splitlines():
         console.print(Text(line.rstrip()), soft_wrap=True)
+
+
+def asked_for(plan: Plan) -> str:
+    """The experiments of a plan in words."""
+    singles = [run for run in plan.experiments if run.changes]
+    text = f"{_counted(len(singles), 'run')}, each with one cause changed"
+    if any(len(run.changes) > 1 for run in singles):
+        text += ", or with what it needs to compose"
+    if len(singles) < len(plan.experiments):
+        text += ", and the base"
+    return f"{text}; all on the same code and with several seeds (-m seed=1,2,3)"
 
 
 def _say(console: Console, text: str, style: str) -> None:
