@@ -71,14 +71,15 @@ def _hydra(arguments: list[str]) -> int:
     import hydra
     from hydra.errors import HydraException
     from omegaconf import DictConfig
-    from hydra_plugins.glm52_tbench2 import SweepLauncher
     from omegaconf.errors import OmegaConfBaseException
+
+    from hydra_plugins import glm52_tbench2 as multirun
 
     from .config.compose import checked, explain, register_schema
     from .config.paths import CONF
 
     codes: list[int] = []
-    SweepLauncher.codes.clear()
+    multirun.SweepLauncher.codes.clear()
 
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
     def run(composed: DictConfig) -> None:
@@ -90,12 +91,19 @@ def _hydra(arguments: list[str]) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing and exiting
     if "COMP_LINE" in os.environ:  # Hydra completes overrides; the verb is ours
         os.environ["COMP_LINE"] = os.environ["COMP_LINE"].replace(" train ", " ", 1)
-    sys.argv = [sys.argv[0], *arguments]
+    # Hydra takes overrides on one side of its flags alone.
+    several = [argument for argument in arguments if argument in ("-m", "--multirun")]
+    sys.argv = [sys.argv[0], *several, *(one for one in arguments if one not in several)]
     try:
         run()
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(explain(error)) from error
-    return max([*codes, *SweepLauncher.codes], default=0)
+    except ValueError as error:
+        if "can be specified" not in str(error):  # of flags that exclude each other
+            raise
+        raise UserError(f"{error}.") from error
+    # Hydra has loaded its plugins again by now: the class is asked for here, not before.
+    return max([*codes, *multirun.SweepLauncher.codes], default=0)
 
 
 def _resume(arguments: list[str]) -> int:

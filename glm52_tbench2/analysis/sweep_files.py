@@ -5,13 +5,13 @@ point starts and when it ends, so that a failed point can be told from one that 
 """
 
 import json
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..config.compose import CONFIG_FILE
 from ..config.errors import UserError
+from ..config.files import append_line
 from .run_files import FINISHED_FILE, HEARTBEAT_FILE, RunFiles
 
 SWEEP_FILE = "sweep.json"
@@ -118,12 +118,7 @@ def sweep_of(run_dir: Path) -> str | None:
 def note(sweep_dir: Path, point: str, code: int | None, text: str = "") -> None:
     """Appends to progress.jsonl that `point` starts (None) or has ended with `code`."""
     record = {"point": point, "time": time.time(), "code": code, "text": text}
-    line = ("\n" + json.dumps(record) + "\n").encode()  # the line before may be cut by a kill
-    fd = os.open(sweep_dir / PROGRESS_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    try:
-        os.write(fd, line)
-    finally:
-        os.close(fd)
+    append_line(sweep_dir / PROGRESS_FILE, json.dumps(record))
 
 
 def assignment(override: str) -> tuple[str, str]:

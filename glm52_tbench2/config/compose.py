@@ -140,7 +140,14 @@ def explain(error: Exception) -> str:
         return (
             f"There is no {group} '{choice}' (conf/{group}/{choice}.yaml)"
             + (_nearest(choice, options) or ".")
-            + f" Available: {', '.join(options)}."
+            + (f" Available: {', '.join(options)}." if options else "")
+        )
+    if found := re.search(r"Ambiguous value for argument '([^']+)'", text):
+        return f"{found[1]}: several values make a sweep; write glm52 train -m {found[1]}."
+    if "does not support sweep type" in text:
+        return (
+            "interval(...) has no end of points; write range(...), choice(...) or values between "
+            "commas."
         )
     if found := re.search(
         r"Could not override '([\w/]+)'.*No match in the defaults list", text, re.S

@@ -1,11 +1,12 @@
 """metrics.jsonl: one line a step and source, appended by the process that computed it."""
 
 import json
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from .files import append_line
 
 DEFINITIONS: dict[str, int] = {}
 """Version of a metric's definition, of those that have changed since their first, which is 1.
@@ -39,15 +40,7 @@ def append(run_dir: Path, step: int, source: str, metrics: Mapping[str, float]) 
     record = {"step": step, "source": source, "time": time.time(), "metrics": dict(metrics)}
     if changed := {name: DEFINITIONS[name] for name in metrics if name in DEFINITIONS}:
         record["definitions"] = changed
-    line = (json.dumps(record) + "\n").encode()
-    fd = os.open(run_dir / "metrics.jsonl", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-    try:
-        size = os.fstat(fd).st_size
-        if size and os.pread(fd, 1, size - 1) != b"\n":  # a kill cut the last line short
-            line = b"\n" + line
-        os.write(fd, line)
-    finally:
-        os.close(fd)
+    append_line(run_dir / "metrics.jsonl", json.dumps(record))
 
 
 def records(run_dir: Path) -> dict[str, dict[int, Record]]:

@@ -28,6 +28,7 @@ from .supervisor import USER_ERROR, Ended
 from .sweep_plan import Plan, create, raise_told, write_point
 from .train import go_on
 
+_UNBOUNDED = 1000
 INTERRUPTED = STOPPED_BY_SIGNAL + signal.SIGINT
 
 
@@ -169,8 +170,8 @@ def _heading(of: str, point: SweepPoint, took: Sequence[float], todo: int) -> Te
 
 def _result(of: str, point: SweepPoint, ended: Ended, took_s: float, row: Row | None) -> Text:
     if ended.code:
-        reason = (ended.text.splitlines() or [f"exit code {ended.code}"])[0]
-        return Text(f"{of} failed after {duration(took_s)}: {point.name}: {reason}", "red")
+        why = _reason(ended.text)
+        return Text(f"{of} failed after {duration(took_s)}: {point.name}: {why}", "red")
     told = f"{of} finished in {duration(took_s)}: {point.name}"
     if row is not None:
         cells = {
@@ -179,6 +180,13 @@ def _result(of: str, point: SweepPoint, ended: Ended, took_s: float, row: Row | 
         before, after = cells["held_out_before"][0], cells["held_out_after"][0]
         told += f": held-out {before} → {after}, change {' '.join(cells['held_out_change'])}"
     return Text(told.rstrip(), "green")
+
+
+def _reason(text: str) -> str:
+    """Why a run failed, in a line: the culprit, and the last thing its log said."""
+    lines = text.splitlines() or ["no reason is known."]
+    what, quoted, _ = lines[0].partition(" The end of ")
+    return f"{what} {lines[-1].strip()}" if quoted else what
 
 
 def _write_table(sweep: SweepFiles, reader: Reader, point: SweepPoint) -> Row | None:
@@ -203,7 +211,7 @@ def _finish(sweep: SweepFiles, reader: Reader, console: Console) -> None:
     if failed:
         print(f"\n{len(failed)} of {len(sweep.points)} points failed:", file=sys.stderr)
     for point in failed:
-        reason = (sweep.ends[point.name].text.splitlines() or ["no reason is known"])[0]
+        reason = _reason(sweep.ends[point.name].text)
         logs = point.path / "logs"
         where = f" Logs: {short(logs)}" if logs.exists() else ""
         print(f"  {point.name}: {reason}{where}", file=sys.stderr)
@@ -216,8 +224,10 @@ def _finish(sweep: SweepFiles, reader: Reader, console: Console) -> None:
 
 
 def _print_table(table: Table, page: Path, console: Console) -> None:
-    width = console.width if console.is_terminal else None
-    console.print(terminal(table, width), no_wrap=True, crop=False, soft_wrap=width is None)
+    if console.is_terminal:
+        console.print(terminal(table, console.width))
+    else:  # a file or a pipe has no width
+        Console(width=_UNBOUNDED).print(terminal(table, None))
     for text in table.notes:
         console.print(Text(text, "dim"))
     _say(console, f"{short(page)} shows it with curves; table.csv beside it holds all numbers.")

@@ -59,6 +59,13 @@ def sweep(runs_dir: Path) -> Callable[..., int]:
     return run
 
 
+def command(role: str, runs_dir: Path) -> list[str]:
+    """The same in a process of its own."""
+    python = [sys.executable, "-m", "tests.launch.sweeping", role]
+    overrides = [f"runs_dir={runs_dir}", "cluster.max_restarts=0", "seed=1,2,3"]
+    return [*python, "train", "-m", "experiment=smoke", *overrides]
+
+
 def the_sweep(runs_dir: Path) -> Path:
     (sweep_dir,) = runs_dir.iterdir()
     return sweep_dir
@@ -142,17 +149,19 @@ def test_a_sweep_folder_that_is_there_is_not_written_into(sweep, runs_dir: Path,
     assert list((runs_dir / "mine").iterdir()) == []
 
 
-def test_a_failed_point_does_not_stop_the_others(sweep, runs_dir: Path, capsys) -> None:
-    assert sweep(FAILS.format(mark="seed=2"), "seed=1,2,3") == 1
+def test_a_failed_point_does_not_stop_the_others(runs_dir: Path) -> None:
+    role = FAILS.format(mark="seed=2")
+    done = subprocess.run(command(role, runs_dir), cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
     sweep_dir = the_sweep(runs_dir)
     assert [starts(run) for run in run_folders(sweep_dir)] == [1, 1, 1]
     found = rows(sweep_dir)
     assert [found[f"seed={s}"]["status"] for s in (1, 2, 3)] == ["finished", "failed", "finished"]
-    told = capsys.readouterr().err
-    assert "loss is nan" in told
-    listed = told[told.index("1 of 3 points failed:") :]
-    assert "  seed=2: trainer ended with exit code 1." in listed
-    assert f"Logs: {sweep_dir}/seed=2/logs" in listed
+    assert "Point 2 of 3 failed after" in done.stdout
+    listed = done.stderr[done.stderr.index("1 of 3 points failed:") :]
+    logs = sweep_dir / "seed=2" / "logs"
+    told = f"  seed=2: trainer ended with exit code 1. loss is nan Logs: {logs}"
+    assert listed.splitlines()[1] == told
     assert f"Go on with: glm52 sweep resume {sweep_dir}" in listed
 
 
@@ -202,13 +211,7 @@ def test_a_sweep_that_is_killed_goes_on(tmp_path: Path, runs_dir: Path, moment: 
     where = "seed=2" if moment == "in a point" else "never"
     role = f"if {where!r} in run.name and not (run / 'again').exists(): time.sleep(600)"
     process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "tests.launch.sweeping", role, "train", "-m"),
-            *("experiment=smoke", f"runs_dir={runs_dir}", "seed=1,2,3"),
-        ],
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.STDOUT,
+        command(role, runs_dir), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
     )
     wanted = "seed=2/starts" if moment == "in a point" else "seed=1/finished"
     until = time.monotonic() + DEADLINE_S
@@ -264,12 +267,28 @@ def test_a_run_folder_that_was_removed_is_made_again(sweep, runs_dir: Path) -> N
     assert after == before and after.hash == before.hash
 
 
-def test_two_processes_do_not_run_one_sweep(sweep, runs_dir: Path, capsys) -> None:
-    sweep(FAILS.format(mark="seed=2"), "seed=1,2")
-    sweep_dir = the_sweep(runs_dir)
-    with lock(sweep_dir):
-        assert cli.main(["sweep", "resume", str(sweep_dir)]) == 2
+def test_two_processes_do_not_run_one_sweep(tmp_path: Path, capsys) -> None:
+    (tmp_path / "sweep.json").write_text('{"base": [], "points": []}')
+    with lock(tmp_path):
+        assert cli.main(["sweep", "resume", str(tmp_path)]) == 2
     assert "in use" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["data=mini8,mini69"], "write glm52 train -m data=mini8,mini69."),
+        (["-m", "seed=interval(0,1)"], "write range(...), choice(...) or values"),
+        (["-m", "--cfg", "job"], "Only one of --run, --multirun, --cfg"),
+        (["-m", "seed=choice(1"], "no viable alternative at input 'choice(1'"),
+    ],
+)
+def test_what_is_no_sweep_is_told_in_a_sentence(
+    arguments: list[str], told: str, capsys, runs_dir: Path
+) -> None:
+    assert cli.main(["train", "experiment=smoke", f"runs_dir={runs_dir}", *arguments]) == 2
+    assert told in capsys.readouterr().err
+    assert not runs_dir.exists()
 
 
 def test_a_folder_that_is_no_sweep_is_refused(tmp_path: Path, capsys) -> None:
