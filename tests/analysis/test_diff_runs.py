@@ -158,6 +158,13 @@ def test_rows_that_measure_something_else_are_marked(pair: tuple[Path, Path]) ->
     assert all(one.comparable for one in diff(pair[0], pair[0]).outcomes)
 
 
+def test_a_composed_side_marks_nothing_in_the_outcomes_of_runs(pair: tuple[Path, Path]) -> None:
+    found = diff(pair[0], pair[0], "experiment=smoke data=mini8")
+    assert found.incomparable
+    assert all(one.comparable for one in found.outcomes)
+    assert [bool(one.incomparable) for one, _ in found.conclusions] == [False, True]
+
+
 def test_wall_clock_is_from_the_first_record_to_the_last(write: Write) -> None:
     runs = [write("a"), write("b")]
     lines = [json.loads(line) for line in (runs[0] / "metrics.jsonl").read_text().splitlines()]

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from ...config.classes import Effect
-from .compare import Difference, Group
+from .compare import Difference, Group, incomparable
 from .sides import Side
 
 _CHOICES = {
@@ -61,6 +61,8 @@ class Conclusion:
     verdict: Verdict
     sentence: str
     causes: tuple[Cause, ...]
+    incomparable: str = ""
+    """Why step curves of the two are not comparable; "" if they are."""
     remark: str = ""
 
 
@@ -127,7 +129,9 @@ def conclude(base: Side, other: Side, differences: Sequence[Difference]) -> Conc
         sentence += (
             " The seed differs too, so the two are not paired: compare several seeds of each."
         )
-    return Conclusion(base.label, other.label, verdict, sentence, found, remark)
+    return Conclusion(
+        base.label, other.label, verdict, sentence, found, incomparable(differences), remark
+    )
 
 
 def _cause(difference: Difference, changed: set[str]) -> str:

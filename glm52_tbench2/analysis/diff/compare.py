@@ -79,7 +79,7 @@ def incomparable(differences: Sequence[Difference]) -> str:
     if spoiled:
         rest = f"Nor are held-out rewards, because of {listed(spoiled)}."
     else:
-        rest = "Held-out rewards are: the same tasks are evaluated under the same limits."
+        rest = "Held-out rewards are comparable: the same tasks under the same limits."
     return f"Step curves are not comparable: {reasons}. {rest}"
 
 

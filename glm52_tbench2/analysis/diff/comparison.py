@@ -19,11 +19,13 @@ class Comparison:
     sides: list[Side]
     differences: list[Difference]
     incomparable: str
-    """Why step curves are not comparable; "" if they are."""
+    """Why step curves of all sides are not comparable; "" if they are."""
     conclusions: list[tuple[Conclusion, Plan]]
     """One for each side against the base."""
     runs: list[Any]
     """A Reading for each side that is a run; outcomes.py is imported only where there is one."""
+    among_runs: list[Difference]
+    """What differs between those."""
     outcomes: list[Any]
     notes: list[str]
 
@@ -37,18 +39,20 @@ def compared(names: Sequence[str]) -> Comparison:
     """Compares the sides named on a command line. Raises UserError as read_sides does."""
     sides = read_sides(names)
     differences = compare(sides)
-    runs, found = [], []
+    runs, found, among_runs = [], [], []
     if any(side.kind is Kind.run for side in sides):
         from .outcomes import outcomes, read_runs
 
         runs = read_runs(sides)
-        found = outcomes(runs, differences)
+        among_runs = compare([run.side for run in runs])
+        found = outcomes(runs, among_runs)
     return Comparison(
         sides,
         differences,
         incomparable(differences),
         [_concluded(sides[0], other) for other in sides[1:]],
         runs,
+        among_runs,
         found,
         [*_unsaid(sides), *(f"{run.side.label}: {text}" for run in runs for text in _warned(run))],
     )
@@ -98,6 +102,7 @@ def as_json(found: Comparison) -> dict[str, Any]:
                 "other": one.other,
                 "verdict": one.verdict.value,
                 "sentence": one.sentence,
+                "incomparable": one.incomparable,
                 "remark": one.remark,
                 "causes": [
                     {

@@ -14,7 +14,7 @@ from ...config.files import atomic_write_bytes
 from ..charts import Series, Style, line_chart
 from ..report import assets, template
 from .causes import ABSENT, Verdict, show_value
-from .compare import Difference, Group, held_out_comparable, listed
+from .compare import Difference, Group, held_out_comparable, incomparable, listed
 from .comparison import Comparison
 from .terminal import asked_for, code_text, set_text
 
@@ -103,7 +103,9 @@ def _plots(found: Comparison) -> list[Plot]:
         ("Truncated share", "Samples cut by a token limit.", TRUNCATED, False, Style.line),
     ):
         same = (
-            held_out_comparable(found.differences) if metric == HELD_OUT else not found.incomparable
+            held_out_comparable(found.among_runs)
+            if metric == HELD_OUT
+            else not incomparable(found.among_runs)
         )
         plots += _plot(found.runs, title, hint, metric, log, style, same)
     return plots

@@ -49,8 +49,6 @@ def show(found: Comparison, console: Console | None = None) -> None:
     if found.outcomes:
         _outcomes(console, found)
     _heading(console, "Conclusion")
-    if found.incomparable:
-        _say(console, found.incomparable, STYLES[Effect.measured])
     for conclusion, plan in found.conclusions:
         _conclusion(console, conclusion, plan, several=len(found.conclusions) > 1)
     for note in found.notes:
@@ -191,6 +189,8 @@ def _conclusion(console: Console, one: Conclusion, plan: Plan, several: bool) ->
     prefix = f"{one.other} against {one.base}: " if several else ""
     style = "green" if one.verdict in _GOOD else "bold red"
     _say(console, prefix + one.sentence, style)
+    if one.incomparable:
+        _say(console, one.incomparable, STYLES[Effect.measured])
     if one.remark:
         _say(console, one.remark, "")
     if plan.experiments:
