@@ -202,11 +202,12 @@ def tabulate(sweep: SweepFiles, statuses: Mapping[str, str], outcomes: dict[str,
         )
     varies = sweep.varies
     groups = _groups(rows, varies) if SEED in varies else []
-    left_out = [row for row in rows if row.status != "finished"]
+    left_out = [row.status for row in rows if row.status != "finished"]
     if groups and left_out:
+        flatter = ": if training diverged there, the means flatter" if "failed" in left_out else ""
         notes.append(
-            f"{len(left_out)} of {len(rows)} runs have not finished and are in no mean over seeds: "
-            "if they failed because training diverged, the means flatter."
+            f"{len(left_out)} of {len(rows)} runs have not finished and are in no mean over "
+            f"seeds{flatter}."
         )
     if not groups:
         notes.append("One run a row: without seed=1,2,3 there is no interval over seeds.")

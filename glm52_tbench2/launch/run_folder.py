@@ -61,6 +61,15 @@ def identity_now(config: RunConfig, origin: dict[str, Any] | None = None) -> Ide
     return identify(config, sets, origin)
 
 
+def differing(
+    config: RunConfig, started: Identity, history: list[dict[str, Any]]
+) -> tuple[list[str], list[str]]:
+    """What makes a run another than it was started as: all of it, and what was not allowed yet."""
+    differences = started.differences(identity_now(config))
+    accepted = {line for entry in history for line in entry["differences"]}
+    return differences, [line for line in differences if line not in accepted]
+
+
 def open_for_resume(run_dir: Path, allow: bool) -> RunConfig:
     """The config of a run that is to go on.
 
@@ -77,9 +86,7 @@ def open_for_resume(run_dir: Path, allow: bool) -> RunConfig:
             f"{run_dir} has finished all its {config.steps} steps; "
             "start a new run with glm52 train."
         )
-    differences = started.differences(identity_now(config))
-    accepted = {line for entry in history for line in entry["differences"]}
-    unheard = [line for line in differences if line not in accepted]
+    differences, unheard = differing(config, started, history)
     if unheard and not allow:
         listed = "\n".join(f"  {line}" for line in unheard)
         raise UserError(

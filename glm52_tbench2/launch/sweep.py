@@ -23,7 +23,7 @@ from ..config.schema import RunConfig
 from . import preflight
 from .ends import short
 from .progress import duration
-from .run_folder import identity_now, lock
+from .run_folder import differing, lock
 from .supervisor import USER_ERROR, Ended
 from .sweep_plan import Plan, create, raise_told, write_point
 from .train import go_on
@@ -91,9 +91,7 @@ def _prepare(sweep: SweepFiles, allow: bool) -> None:
 
 
 def _other_run(sweep: SweepFiles, point: SweepPoint, config: RunConfig) -> list[str]:
-    made, history = load_identity(point.path)
-    accepted = {line for entry in history for line in entry["differences"]}
-    differences = [d for d in made.differences(identity_now(config)) if d not in accepted]
+    _, differences = differing(config, *load_identity(point.path))
     if not differences:
         return []
     return [
@@ -173,12 +171,13 @@ def _result(of: str, point: SweepPoint, ended: Ended, took_s: float, row: Row | 
         why = _reason(ended.text)
         return Text(f"{of} failed after {duration(took_s)}: {point.name}: {why}", "red")
     told = f"{of} finished in {duration(took_s)}: {point.name}"
-    if row is not None:
+    if row is not None and row.cells["held_out_change"].known:
         cells = {
-            c.key: (row.cells[c.key].text(c), row.cells[c.key].interval_text(c)) for c in COLUMNS
+            c.key: f"{row.cells[c.key].text(c)} {row.cells[c.key].interval_text(c)}"
+            for c in COLUMNS
         }
-        before, after = cells["held_out_before"][0], cells["held_out_after"][0]
-        told += f": held-out {before} → {after}, change {' '.join(cells['held_out_change'])}"
+        before, after, change = (cells[f"held_out_{end}"] for end in ("before", "after", "change"))
+        told += f": held-out {before} → {after}, change {change}"
     return Text(told.rstrip(), "green")
 
 

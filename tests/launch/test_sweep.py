@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from glm52_tbench2 import cli
 from glm52_tbench2.config.identity import load_identity
+from glm52_tbench2.launch import sweep_plan
 from glm52_tbench2.launch.run_folder import lock
 from glm52_tbench2.launch.sweep_plan import point_names
 
@@ -147,6 +148,23 @@ def test_a_sweep_folder_that_is_there_is_not_written_into(sweep, runs_dir: Path,
     assert sweep("", "seed=1,2", f"hydra.sweep.dir={runs_dir / 'mine'}") == 2
     assert "is there already" in capsys.readouterr().err
     assert list((runs_dir / "mine").iterdir()) == []
+
+
+def test_a_sweep_that_cannot_be_written_leaves_nothing(
+    sweep, runs_dir: Path, monkeypatch, capsys
+) -> None:
+    real, calls = sweep_plan.identity_now, []
+
+    def identity_now(*arguments):
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise OSError(28, "No space left on device")
+        return real(*arguments)
+
+    monkeypatch.setattr(sweep_plan, "identity_now", identity_now)
+    assert sweep("", "seed=1,2,3") == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert list(runs_dir.iterdir()) == []
 
 
 def test_a_failed_point_does_not_stop_the_others(runs_dir: Path) -> None:
