@@ -1,14 +1,50 @@
 """What must hold between the knobs of one run."""
 
+import math
+
 from .schema import Correction, KlEstimator, Mode, ModelFamily, Overlong, PolicyLoss, RunConfig
 
 KNOWN_FILTERS = ("check_no_aborted", "check_reward_nonzero_std")
+MAY_BE_ZERO = {
+    "seed",
+    "clip.correction_low",
+    "clip.dppo_delta",
+    "clip.entropy_coef",
+    "clip.eps_high",
+    "clip.eps_low",
+    "clip.kl_coef",
+    "clip.mis.veto",
+    "clip.overlong_buffer",
+    "clip.overlong_factor",
+    "cluster.gpus_per_node",
+    "cluster.max_restarts",
+    "cluster.threads_per_engine",
+    "cluster.threads_per_trainer",
+    "engine.gpus_per_engine",
+    "eval.every",
+    "model.index_head_dim",
+    "model.index_heads",
+    "model.index_topk",
+    "model.num_dense_layers",
+    "model.num_mtp_layers",
+    "model.num_shared_experts",
+    "optim.beta1",
+    "optim.beta2",
+    "optim.clip_grad",
+    "optim.warmup_steps",
+    "optim.weight_decay",
+    "rollout.max_staleness",
+}
+"""Numbers that have a meaning at 0; every other is above, and none is below."""
+UNBOUNDED = {"clip.correction_high", "clip.dual_clip", "clip.eps_high"}
+"""Upper bounds, which .inf takes off."""
 
 
 def problems(config: RunConfig) -> list[str]:
     """Every contradiction, each one sentence that names the knobs and the mend; empty: none."""
+    if found := _numbers(config):  # the rest reckons with them
+        return found
     return [
-        *_positive(config),
         *_rollout(config),
         *_clip(config),
         *_parallel(config),
@@ -35,33 +71,35 @@ def notes(config: RunConfig, reference_clip: dict[str, object]) -> list[str]:
     ]
 
 
-def _positive(config: RunConfig) -> list[str]:
-    rollout, sandbox = config.rollout, config.sandbox
-    values = {
-        "steps": config.steps,
-        "rollout.prompts_per_step": rollout.prompts_per_step,
-        "rollout.samples_per_prompt": rollout.samples_per_prompt,
-        "rollout.temperature": rollout.temperature,
-        "rollout.max_turn_tokens": rollout.max_turn_tokens,
-        "rollout.max_session_tokens": rollout.max_session_tokens,
-        "rollout.max_turns": rollout.max_turns,
-        "rollout.episode_timeout_s": rollout.episode_timeout_s,
-        "rollout.observation_chars": rollout.observation_chars,
-        "rollout.max_concurrent_samples": rollout.max_concurrent_samples,
-        "sandbox.max_concurrent": sandbox.max_concurrent,
-        "sandbox.command_timeout_s": sandbox.command_timeout_s,
-        "optim.lr": config.optim.lr,
-        "optim.steps_per_batch": config.optim.steps_per_batch,
-        "eval.samples_per_task": config.eval.samples_per_task,
-        "eval.temperature": config.eval.temperature,
-        "checkpoint.every": config.checkpoint.every,
-        "checkpoint.keep_last": config.checkpoint.keep_last,
-        "parallel.max_tokens_per_rank": config.parallel.max_tokens_per_rank,
-        "parallel.logprob_chunk": config.parallel.logprob_chunk,
-        "engine.num_engines": config.engine.num_engines,
-    }
+def _numbers(config: RunConfig) -> list[str]:
+    from .compose import leaves  # which imports this module
+
+    found = []
+    for name, value in leaves(config).items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if math.isnan(value) or (math.isinf(value) and name not in UNBOUNDED):
+            found.append(f"{name} is {value}; write a number.")
+        elif value < 0 or (value == 0 and name not in MAY_BE_ZERO):
+            least = "at least 0" if name in MAY_BE_ZERO else "above 0"
+            found.append(f"{name} is {value}; it must be {least}.")
+    for name in ("beta1", "beta2"):
+        if (value := getattr(config.optim, name)) >= 1:
+            found.append(f"optim.{name} is {value}; it must be below 1.")
+    if config.seed >= 2**32:
+        found.append(f"seed is {config.seed}; it must be below 2**32.")
+    return found + _ports(config)
+
+
+def _ports(config: RunConfig) -> list[str]:
+    engine = config.engine
+    port = engine.server_args.get("port")
+    last = 2**16 - engine.num_engines
+    if port is None or (type(port) is int and 0 < port <= last):
+        return []
     return [
-        f"{name} is {value}; it must be above 0." for name, value in values.items() if value <= 0
+        f"engine.server_args.port is {port!r}; write a whole number from 1 to {last}, "
+        "or leave it out for a free one."
     ]
 
 

@@ -114,7 +114,16 @@ def test_an_experiment_holds_overrides_only():
         (["eps_low=0.1"], "did you mean 'clip.eps_low'"),
         (["clipp=july"], "did you mean 'clip'"),
         (["rollout.max_turns=many"], "rollout.max_turns"),
-        (["steps=0"], "steps is 0"),
+        (["steps=0"], "steps is 0; it must be above 0"),
+        (["parallel.tensor=0"], "parallel.tensor is 0; it must be above 0"),
+        (["optim.weight_decay=-1"], "it must be at least 0"),
+        (["optim.lr=nan"], "optim.lr is nan; write a number"),
+        (["rollout.episode_timeout_s=inf"], "write a number"),
+        (["optim.beta2=1"], "it must be below 1"),
+        (["seed=4294967296"], "it must be below 2**32"),
+        (["+engine.server_args.port=http"], "whole number from 1 to 65"),
+        (["+engine.server_args.port=65536"], "whole number from 1 to 65"),
+        (["+engine.server_args.port=true"], "whole number from 1 to 65"),
         (["rollout.mode=turbo"], "rollout.mode"),
         (["rollout.filters=[nothing]"], "check_no_aborted"),
         (["clip.correction_low=3"], "swap them"),
@@ -130,6 +139,10 @@ def test_bad_input_gets_one_sentence(overrides, said):
         compose(overrides)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_an_upper_bound_may_be_taken_off():
+    assert compose(["clip.correction_high=inf"]).clip.correction_high == float("inf")
 
 
 def test_a_saved_config_is_read_back_whole(tmp_path):
