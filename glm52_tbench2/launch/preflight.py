@@ -11,6 +11,8 @@ from ..config.errors import UserError
 from ..config.paths import resolve
 from ..config.schema import Device, Mode, RunConfig, SandboxProvider, Scheduler, WandbMode
 from ..envs import namespace
+from ..envs.dockerfile import read_recipe
+from ..envs.sandbox import SandboxError
 from ..tasks.sets import TaskSet, check_disjoint, check_leakage, load_set
 from ..tasks.suite import load_suite, select
 from ..trainer import limits
@@ -164,9 +166,12 @@ def _tasks(config: RunConfig) -> list[str]:
     try:
         suite = load_suite(resolve(config.data.tasks_dir))
         chosen = [select(suite, one.ids) for one in sets]
-        if len(chosen) == 2:
+        if not found:
             check_leakage(*chosen)
-    except UserError as error:
+        if config.sandbox.provider is SandboxProvider.local:
+            for task in (task for tasks in chosen for task in tasks):
+                read_recipe(task.environment)
+    except (UserError, SandboxError) as error:
         found.append(str(error))
     return found
 

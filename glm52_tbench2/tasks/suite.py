@@ -70,24 +70,25 @@ class Task:
 def load_task(path: Path) -> Task:
     """Reads the task in the folder `path`.
 
-    Raises UserError for a missing file and for a task.toml that cannot be understood.
+    Raises UserError for a missing file, for one that is not UTF-8 and for a task.toml that cannot
+    be understood.
     """
     for name in REQUIRED:
         if not (path / name).is_file():
             raise UserError(f"The task {path.name} has no {name}; add {path / name}.")
     toml = path / "task.toml"
     try:
-        fields = tomllib.loads(toml.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        fields = tomllib.loads(_text(toml))
+    except tomllib.TOMLDecodeError as error:
         raise UserError(f"{toml} is not valid TOML ({error}); correct it.") from error
     metadata = _table(toml, fields, "metadata")
     environment = _table(toml, fields, "environment")
-    dockerfile = (path / "environment" / "Dockerfile").read_text()
+    dockerfile = _text(path / "environment" / "Dockerfile")
     workdirs = re.findall(r"^\s*WORKDIR\s+(\S+)", dockerfile, re.MULTILINE | re.IGNORECASE)
     return Task(
         id=path.name,
         path=path,
-        instruction=(path / "instruction.md").read_text().rstrip("\n"),
+        instruction=_text(path / "instruction.md").rstrip("\n"),
         difficulty=str(metadata.get("difficulty", "unknown")),
         category=str(metadata.get("category", "")),
         family=str(metadata.get("family", "")),
@@ -141,6 +142,13 @@ def select(suite: Mapping[str, T], ids: Iterable[str]) -> list[T]:
             raise UserError(f"There is no task {task_id} among the suite's {len(suite)}; {hint}")
         tasks.append(suite[task_id])
     return tasks
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 ({error}); save it as that.") from error
 
 
 def _table(toml: Path, fields: dict[str, Any], name: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from glm52_tbench2.config.compose import compose
 from glm52_tbench2.config.errors import UserError
 from glm52_tbench2.config.schema import Device, Mode, SandboxProvider, WandbMode
 from glm52_tbench2.launch import preflight
+from glm52_tbench2.tasks.sets import load_set
 
 
 def only_problem(config) -> str:
@@ -78,6 +79,19 @@ def test_a_task_the_suite_lacks_is_named(smoke, tmp_path):
     shutil.copytree(first, some / first.name)
     smoke.data.tasks_dir = str(some)
     assert "There is no task" in only_problem(smoke)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"), [("USER bob", "knows no USER"), ("COPY nothing /app", "there is no nothing")]
+)
+def test_an_environment_the_sandbox_cannot_make_is_named(smoke, tmp_path, line, said):
+    tasks = shutil.copytree(preflight.resolve(smoke.data.tasks_dir), tmp_path / "tasks")
+    smoke.data.tasks_dir = str(tasks)
+    dockerfile = tasks / load_set(smoke.data.eval).ids[0] / "environment" / "Dockerfile"
+    dockerfile.write_text(f"{dockerfile.read_text()}{line}\n")
+    problem = only_problem(smoke)
+    assert str(dockerfile) in problem
+    assert said in problem
 
 
 def test_a_task_trained_and_held_out_is_refused(smoke):

@@ -88,6 +88,14 @@ def test_a_broken_task_toml_gets_one_sentence(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["task.toml", "instruction.md", "environment/Dockerfile"])
+def test_a_file_that_is_not_utf8_is_named(task_dir: Path, name: str) -> None:
+    with (task_dir / name).open("ab") as file:
+        file.write(b"# caf\xe9\n")
+    with pytest.raises(UserError, match=f"some-task/{name} is not UTF-8"):
+        load_task(task_dir)
+
+
 def test_a_folder_without_tasks_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     for folder in (tmp_path, tmp_path / "absent"):
