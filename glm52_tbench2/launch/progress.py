@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -199,7 +200,7 @@ def _roles(roles: Sequence[RoleProcess]) -> RenderableType:
             rows.add_row(Text(name), _standing(members))
         return rows
     parts = [Text.assemble(_mark(members), f" {name}") for name, members in shown.items()]
-    return Text("   ").join(parts)
+    return Columns(parts, padding=(0, 3))
 
 
 _MARKS = {

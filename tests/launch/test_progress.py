@@ -119,6 +119,15 @@ def test_the_view_shows_who_is_starting_and_then_the_figures(tmp_path):
         assert word in end, word
 
 
+def test_on_a_narrow_terminal_a_mark_stays_with_its_role(tmp_path):
+    console = Console(file=io.StringIO(), width=40, force_terminal=True, color_system=None)
+    names = ("env", "engine", "trainer", "driver", "tracker")
+    with LiveProgress(RunNumbers(tmp_path, 24), console, "smoke-1") as progress:
+        progress.tick([role(tmp_path, name, State.ready) for name in names])
+    for name in names:
+        assert f"● {name}" in console.file.getvalue()
+
+
 def test_many_engines_are_one_row(tmp_path):
     console = Console(file=io.StringIO(), width=90, force_terminal=True, color_system=None)
     engines = [role(tmp_path, "engine", State.ready), role(tmp_path, "engine")]
