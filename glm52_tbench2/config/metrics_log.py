@@ -44,7 +44,7 @@ def append(run_dir: Path, step: int, source: str, metrics: Mapping[str, float]) 
 
 
 def records(run_dir: Path) -> dict[str, dict[int, Record]]:
-    """source -> step -> the last record of each; a half-written last line is left out."""
+    """source -> step -> the last record of each; a line that is no record is left out."""
     path = run_dir / "metrics.jsonl"
     found: dict[str, dict[int, Record]] = {}
     if not path.exists():
@@ -52,10 +52,11 @@ def records(run_dir: Path) -> dict[str, dict[int, Record]]:
     for line in path.read_text(errors="replace").splitlines():
         try:
             read = json.loads(line)
-        except json.JSONDecodeError:
+            record = Record(dict(read["metrics"]), read.get("definitions", {}), float(read["time"]))
+            source, step = str(read["source"]), int(read["step"])
+        except (ValueError, KeyError, TypeError):
             continue
-        record = Record(read["metrics"], read.get("definitions", {}), read["time"])
-        found.setdefault(read["source"], {})[read["step"]] = record
+        found.setdefault(source, {})[step] = record
     return found
 
 

@@ -43,3 +43,12 @@ def test_a_line_after_a_half_line_is_still_read(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "sour')
     metrics_log.append(tmp_path, 2, "driver", {"rollout/reward": 0.5})
     assert metrics_log.read(tmp_path) == {"driver": {2: {"rollout/reward": 0.5}}}
+
+
+@pytest.mark.parametrize(
+    "line", ["null", "[1]", "3", "{}", '{"step": 1}', "\0\0\0", '{"step": {}}']
+)
+def test_a_line_that_is_no_record_is_left_out(tmp_path, line):
+    (tmp_path / "metrics.jsonl").write_text(f"{line}\n")
+    metrics_log.append(tmp_path, 2, "driver", {"rollout/reward": 0.5})
+    assert metrics_log.read(tmp_path) == {"driver": {2: {"rollout/reward": 0.5}}}
