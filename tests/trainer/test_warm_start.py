@@ -19,6 +19,7 @@ from glm52_tbench2.tasks.mini.generate import split_ids
 from glm52_tbench2.tasks.sets import load_set
 from glm52_tbench2.tasks.suite import load_suite
 from glm52_tbench2.trainer.hf import check_hf_config
+from glm52_tbench2.trainer.warm_start.__main__ import main
 from glm52_tbench2.trainer.warm_start.demos import (
     OPENERS,
     Behaviour,
@@ -317,3 +318,9 @@ class TestTraining:
             # bfloat16 keeps 8 bits of a number
             torch.testing.assert_close(loaded.state_dict()[name], tensor, rtol=2**-8, atol=0)
         assert loaded.generation_config.eos_token_id == chat.stop_token_ids
+
+
+def test_a_folder_that_cannot_be_made_is_told_before_the_work(tmp_path: Path, capsys) -> None:
+    (tmp_path / "file").touch()
+    assert main(["--out", str(tmp_path / "file" / "model")]) == 2
+    assert "Nothing can be written to --out" in capsys.readouterr().err

@@ -53,7 +53,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def build(args: argparse.Namespace, run: RunConfig) -> None:
-    """Tokenizer, recordings, training, files and figures, in this order."""
+    """Tokenizer, recordings, training, files and figures, in this order. Raises UserError."""
+    out = args.out.resolve()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"Nothing can be written to --out {out}: {error.strerror}.") from error
     torch.set_num_threads(args.threads)
     # Denormals slow a small model's late training several times over.
     torch.set_flush_denormal(True)
@@ -72,7 +77,6 @@ def build(args: argparse.Namespace, run: RunConfig) -> None:
     ]
     progress = _Progress("step", args.good_steps + args.mixed_steps)
     train(model, lessons, Schedule(), rng, progress)
-    out = resolve(args.out)
     save(model, tokenizer, out)
     if args.samples:
         measure(out, run, args.samples, args.seed)
