@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from glm52_tbench2.config.compose import compose, save_run_config
-from glm52_tbench2.config.identity import Identity, save_identity
+from glm52_tbench2.config.identity import Identity, Made, save_identity
 from glm52_tbench2.config.schema import Mode
 from glm52_tbench2.config.signals import STORE_VARIABLE, Signals
 from glm52_tbench2.rollout import driver as module
@@ -29,7 +29,9 @@ def signals():
 @pytest.fixture
 def run_dir(tmp_path, config):
     save_run_config(config, tmp_path)
-    save_identity(Identity({}, {}, {}, "", {}, "id"), tmp_path, [])
+    save_identity(
+        Identity({}, "", {}, {}, "", {}, made=Made("", "", {}, {}, {}, {}), hash="id"), tmp_path, []
+    )
     return tmp_path
 
 

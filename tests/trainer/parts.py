@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from glm52_tbench2.config.compose import compose, save_run_config
-from glm52_tbench2.config.identity import Identity, save_identity
+from glm52_tbench2.config.identity import Identity, Made, save_identity
 from glm52_tbench2.config.schema import RunConfig
 from glm52_tbench2.rollout.batch import Sample, Turn, batch_path, write_batch
 
@@ -110,7 +110,11 @@ def make_run_dir(run: RunConfig, folder: Path, batches: int) -> Path:
     """A run folder with the step files 1 to `batches`."""
     folder.mkdir(parents=True)
     save_run_config(run, folder)
-    save_identity(Identity({}, {}, {}, "", {}, IDENTITY), folder, [])
+    save_identity(
+        Identity({}, "", {}, {}, "", {}, made=Made("", "", {}, {}, {}, {}), hash=IDENTITY),
+        folder,
+        [],
+    )
     for step in range(1, batches + 1):
         path = batch_path(folder, "rollouts", step)
         write_batch(path, make_batch(run, step), IDENTITY, step)
