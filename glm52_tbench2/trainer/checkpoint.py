@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import queue
+import re
 import shutil
 import traceback
 from pathlib import Path
@@ -32,6 +33,12 @@ STABLE = "STABLE"
 
 # Keys of the optimizer's tensors do not tell which of several chained optimizers has them.
 _LAYOUT = {"chained_optim_avoid_prefix": True}
+
+# Megatron passes a writer's error on as text. Where a full disk cuts torch's zip archive short, it
+# says that the archive's end is not where it should be, and no error number.
+_DISK_FULL = re.compile(
+    rf"\[Errno ({errno.ENOSPC}|{errno.EDQUOT})\]|inline_container\.cc:\d+\] \. unexpected pos"
+)
 
 log = logging.getLogger(__name__)
 
@@ -109,8 +116,7 @@ def newest_intact(run_dir: Path) -> int | None:
 
 def disk_full(error: BaseException) -> bool:
     """Whether a full disk or an exhausted quota is behind `error`, however it was wrapped."""
-    told = "".join(traceback.format_exception(error))
-    return any(f"[Errno {code}]" in told for code in (errno.ENOSPC, errno.EDQUOT))
+    return _DISK_FULL.search("".join(traceback.format_exception(error))) is not None
 
 
 def _state(

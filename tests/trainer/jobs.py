@@ -3,6 +3,9 @@
 Imported in those processes alone: Megatron and what replaces CUDA for it stay out of the tests'.
 """
 
+import errno
+import io
+import os
 from pathlib import Path
 from typing import Any
 
@@ -140,3 +143,25 @@ def newest_intact(run: RunConfig, run_dir: Path) -> int | None:
 def learning_rates(run: RunConfig, updates: int) -> list[float]:
     """The learning rate of each of the first updates."""
     return [learning_rate(run.optim, done) for done in range(updates)]
+
+
+def known_full_disks(run: RunConfig, rooms: list[int]) -> list[bool]:
+    """Of disks with `rooms` bytes: whether an error's text tells that they are full."""
+
+    class Disk(io.RawIOBase):
+        def __init__(self, room: int) -> None:
+            self.room = room
+
+        def write(self, data: Any) -> int:
+            self.room -= len(data)
+            if self.room < 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return len(data)
+
+    known = []
+    for room in rooms:
+        try:
+            torch.save(torch.zeros(100), Disk(room))
+        except (OSError, RuntimeError) as error:
+            known.append(checkpoint.disk_full(RuntimeError(f"Worker failure: {error}")))
+    return known

@@ -102,3 +102,8 @@ def test_an_unfinished_checkpoint_is_written_over(ranks, run, batches, run_dir):
     never_finish(folder(run_dir, 4))
     ranks(run, "save_and_go_on", run_dir, batches, [4])
     assert ranks(run, "newest_intact", run_dir) == [4]
+
+
+def test_a_full_disk_is_known_by_the_text_alone_wherever_it_cuts_a_file_short(ranks, run):
+    rooms = [0, 100, 600, 1000, 1300]
+    assert ranks(run, "known_full_disks", rooms) == [[True] * len(rooms)]
