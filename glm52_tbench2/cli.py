@@ -5,6 +5,7 @@ Imports happen inside the verbs, so that `glm52 --help` answers at once.
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -99,9 +100,10 @@ def _hydra(arguments: list[str]) -> int:
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(explain(error)) from error
     except ValueError as error:
-        if "can be specified" not in str(error):  # of flags that exclude each other
+        # Of flags that exclude each other, and of a group that is given no name.
+        if not re.search("can be specified|Config group override must be", str(error)):
             raise
-        raise UserError(f"{error}.") from error
+        raise UserError(explain(error)) from error
     # Hydra has loaded its plugins again by now: the class is asked for here, not before.
     return max([*codes, *multirun.SweepLauncher.codes], default=0)
 

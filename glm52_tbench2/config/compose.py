@@ -10,7 +10,7 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -43,7 +43,7 @@ def compose(overrides: list[str]) -> RunConfig:
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             composed = hydra_compose("config", overrides)
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise UserError(explain(error)) from error
     return checked(composed)
 
@@ -117,7 +117,7 @@ def _known_keys() -> list[str]:
                 names += walk(field.type, f"{prefix}{field.name}.")
         return names
 
-    return walk(RunConfig, "")
+    return [*walk(RunConfig, ""), "experiment"]
 
 
 def _nearest(word: str, known: list[str]) -> str:
@@ -134,7 +134,17 @@ def _options(group: str) -> list[str]:
 def explain(error: Exception) -> str:
     """One sentence for what Hydra or OmegaConf refused."""
     text = f"{error}\n{error.__cause__ or ''}"
-    if found := re.search(r"Could not find '([\w/]+)/([^'/]+)'", text):
+    if isinstance(error, OverrideParseException):
+        return (
+            f"{error.override} is not KNOB=VALUE as Hydra reads it; quote a value of other signs "
+            "than letters, digits and _-./: twice, as 'runs_dir=\"a folder, näive\"'."
+        )
+    if "Config group override must be" in text:
+        return (
+            "A config group takes the name of one of its files, as data=mini8; glm52 train --help "
+            "lists them."
+        )
+    if found := re.search(r"Could not find '([\w/]+)/([^'/]*)'", text):
         group, choice = found.groups()
         options = _options(group)
         return (
