@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -216,8 +217,11 @@ def test_bad_input_is_one_sentence(sides: list[str], words: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_a_folder_that_is_no_run_is_refused(tmp_path: pytest.TempPathFactory) -> None:
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not a run folder"):
+        compared(["smoke", str(tmp_path)])
+    (tmp_path / "sweep.json").write_text("{}")
+    with pytest.raises(UserError, match=r"is a sweep; name its runs, as in: glm52 diff .*/\*/"):
         compared(["smoke", str(tmp_path)])
 
 

@@ -103,7 +103,9 @@ def cell(found: Comparison, row: str, label: str) -> dict[str, Any]:
 
 
 def test_a_run_is_the_same_as_itself_and_as_its_experiment(pair: tuple[Path, Path]) -> None:
-    assert diff(pair[0], pair[0]).equal
+    found = diff(pair[0], pair[0])
+    assert found.equal
+    assert f"glm52 verify {pair[0]} {pair[0]}" in found.conclusions[0][0].sentence
     assert diff(pair[0], " ".join(BASE)).equal
 
 
@@ -303,8 +305,13 @@ def test_runs_and_experiments_mix(pair: tuple[Path, Path]) -> None:
     assert [run.side.label for run in found.runs] == ["B"]
     assert "held_out_paired" not in {one.key for one in found.outcomes}
     assert any("would run with this checkout" in note for note in found.notes)
-    experiments = [run.command for run in diff(pair[1], "job1794").conclusions[0][1].experiments]
-    assert f"glm52 train experiment=smoke steps={STEPS} data=train69" in experiments
+    other = f"experiment=smoke steps={STEPS} optim.lr=1e-5"
+    experiments = [run.command for run in diff(pair[1], other).conclusions[0][1].experiments]
+    base = f"glm52 train experiment=smoke steps={STEPS}"
+    assert experiments == [
+        f"{base} data=mini69",
+        f"glm52 train experiment=smoke data=mini8 steps={STEPS} optim.lr=1e-05",
+    ]
 
 
 def test_a_damaged_evaluation_is_named_and_another_is_compared(write: Write) -> None:

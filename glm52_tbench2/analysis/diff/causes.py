@@ -1,5 +1,6 @@
 """What a comparison allows to conclude: differences joined into causes, and a verdict."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -125,6 +126,9 @@ def conclude(base: Side, other: Side, differences: Sequence[Difference]) -> Conc
     else:
         verdict = Verdict.same
         sentence = "No difference: a difference in outcome is noise."
+        if base.run is not None and other.run is not None:
+            command = shlex.join(["glm52", "verify", base.name, other.name])
+            sentence += f" Where the two part: {command}"
     if found and seed is not None:
         sentence += (
             " The seed differs too, so the two are not paired: compare several seeds of each."

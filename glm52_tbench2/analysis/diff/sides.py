@@ -168,7 +168,7 @@ def _run(label: str, name: str, path: Path) -> Side:
     config = path / "config.yaml"
     if not config.is_file():
         if (path / "sweep.json").is_file():
-            raise UserError(f"{name} is a sweep; name its runs, as in glm52 diff {name}/*/.")
+            raise UserError(f"{name} is a sweep; name its runs, as in: glm52 diff {name}/*/")
         raise UserError(f"{name} is not a run folder: it has no config.yaml.")
     try:
         content = yaml.load(config.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
@@ -217,9 +217,10 @@ def _with_identity(side: Side, identity: Mapping[str, Any]) -> Side:
             None if content == ABSENT else content,
             {task: files[task] for task in listed or () if task in files},
         )
-    machine = made.get("machine")
+    machine, known_as = made.get("machine"), identity.get("hash")
     return replace(
         side,
+        about=f"{side.about} · {known_as}" if known_as else side.about,
         sets=sets,
         weights=identity.get("model") or None,
         code=replace(code, revision="" if code.revision == "unknown" else code.revision),
