@@ -1,9 +1,11 @@
 """Time of `glm52 diff` on two runs of 100 steps: python benchmarks/diff.py [REPEATS]
 
 Writes two runs that differ in three knobs (so that the separating experiments are composed too),
-then times the whole process: text, JSON and the page. Prints the median and the slowest, seconds.
+then times the whole process: text, JSON and the page. Prints seconds: the median and the slowest
+by the clock, and of CPU, which tells how much of it was spent waiting for a core.
 """
 
+import resource
 import subprocess
 import sys
 import tempfile
@@ -29,6 +31,12 @@ def change(run: Path, changes: dict[str, str]) -> None:
     path.write_text(text)
 
 
+def cpu() -> float:
+    """Seconds of CPU of the processes that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 def main() -> None:
     repeats = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     with tempfile.TemporaryDirectory() as folder:
@@ -50,7 +58,7 @@ def main() -> None:
             ("json", ["--json"]),
             ("page", ["--html", f"{folder}/diff.html"]),
         ):
-            times = []
+            times, spent = [], cpu()
             for _ in range(repeats):
                 began = time.perf_counter()
                 done = subprocess.run(
@@ -58,7 +66,8 @@ def main() -> None:
                 )
                 times.append(time.perf_counter() - began)
                 assert done.returncode == 1, done.stderr
-            print(f"{name:<6}{median(times):6.2f} s{max(times):8.2f} s")
+            used = (cpu() - spent) / repeats
+            print(f"{name:<6}{median(times):6.2f} s{max(times):8.2f} s   CPU{used:6.2f} s")
 
 
 if __name__ == "__main__":

@@ -11,10 +11,11 @@ from glm52_tbench2 import cli
 from glm52_tbench2.analysis.diff.causes import Verdict
 from glm52_tbench2.analysis.diff.comparison import Comparison, as_json, compared
 from glm52_tbench2.analysis.diff.experiments import Plan, _composed
-from glm52_tbench2.analysis.diff.sides import plain_knobs
+from glm52_tbench2.analysis.diff.sides import Kind, plain_knobs
 from glm52_tbench2.config.classes import Effect, effect
 from glm52_tbench2.config.compose import compose
 from glm52_tbench2.config.errors import UserError
+from glm52_tbench2.config.paths import ROOT
 
 
 def names(found: Comparison) -> list[str]:
@@ -225,6 +226,14 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
         compared(["smoke", str(tmp_path)])
 
 
+def test_a_folder_that_is_named_like_an_experiment_hides_it_only_as_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "smoke").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert [side.kind for side in compared(["smoke", "reference"]).sides] == [Kind.experiment] * 2
+
+
 def test_exit_codes_are_those_of_diff(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["diff", "smoke", "experiment=smoke"]) == 0
     assert "Nothing differs" in capsys.readouterr().out
@@ -261,6 +270,16 @@ def test_json_has_the_documented_keys(capsys: pytest.CaptureFixture[str]) -> Non
         "outcomes",
         "notes",
     }
+    page = (ROOT / "docs" / "diff.md").read_text()
+    inner = [
+        key
+        for part in found.values()
+        if isinstance(part, list)
+        for one in part[:1]
+        for key in one
+        if isinstance(one, dict)
+    ]
+    assert [key for key in [*found, *inner] if f"`{key}`" not in page] == []
     assert [one["name"] for one in found["differences"]] == list(PUBLISHED)
     assert found["differences"][0]["class"] == "changes what is measured"
     assert found["comparable"]["curves"] is False

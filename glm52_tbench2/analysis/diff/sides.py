@@ -107,8 +107,8 @@ def plain_knobs(config: RunConfig) -> dict[str, Any]:
 
 
 def _read(label: str, name: str) -> Side:
-    path = Path(name).expanduser()
-    if path.is_dir():
+    path, experiments = Path(name).expanduser(), experiment_names()
+    if (path / "config.yaml").is_file() or (path.is_dir() and name not in experiments):
         return _run(label, name, path)
     if name == REFERENCE:
         return _composed(label, name, Kind.experiment, (), "the bare composition")
@@ -120,7 +120,6 @@ def _read(label: str, name: str) -> Side:
                 f"The overrides {name!r} cannot be split into words ({error}); close the quotes."
             ) from error
         return _composed(label, name, Kind.overrides, tuple(overrides), "composed here")
-    experiments = experiment_names()
     if name in experiments:
         about = _first_comment(CONF / "experiment" / f"{name}.yaml")
         return _composed(label, name, Kind.experiment, (f"experiment={name}",), about)
