@@ -114,6 +114,7 @@ def test_why_step_curves_do_not_compare_is_said(published: Comparison) -> None:
         ("clip=icepop", Verdict.clean, "clip.correction with clip.correction_low"),
         ("clip=overlong_mask", Verdict.clean, "clip.overlong = mask"),
         ("data=mini8", Verdict.clean, "mini/mini8 (8 tasks) in the place of mini/mini69"),
+        ("data=train69", Verdict.clean, "the task set (data.train, data.eval, data.suite"),
         ("data=mini8 seed=2", Verdict.clean, "compare several seeds of each"),
         ("data=mini8 clip=july", Verdict.confounded, "2 causes changed at once"),
         ("clip.correction_low=0.5 optim.lr=1e-5", Verdict.confounded, "2 causes"),
