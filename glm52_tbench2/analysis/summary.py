@@ -3,7 +3,8 @@
 import shlex
 from pathlib import Path
 
-from ..config.paths import CONF
+from .diff.experiments import spell
+from .diff.sides import plain_knobs
 from .facts import Facts, first_and_last, gather, window
 from .report import REPORT_FILE
 from .run_files import RunFiles
@@ -56,22 +57,23 @@ def _results(run: RunFiles, facts: Facts) -> list[tuple[str, str]]:
 
 
 def _next(run: RunFiles, run_dir: Path) -> list[tuple[str, str]]:
-    config = run.config
-    train = "glm52 train"
-    if (CONF / "experiment" / f"{config.name}.yaml").exists():
-        train += f" experiment={config.name}"
     steps = []
     if run.state == "stopped":
         steps.append((f"glm52 resume {shlex.quote(str(run_dir))}", "goes on from the last step"))
-    steps.append(
-        (
-            f"{train} -m seed={config.seed + 1},{config.seed + 2}",
-            "two more seeds: one run is not evidence",
-        )
-    )
+    overrides = spell(plain_knobs(run.config))
+    if overrides is None:
+        return steps
+    config = run.config
+
+    def train(key: str, *more: str) -> str:
+        kept = [one for one in overrides if not one.startswith((f"{key}=", f"{key}."))]
+        return shlex.join(["glm52", "train", *kept, *more])
+
+    seeds = f"seed={config.seed + 1},{config.seed + 2}"
+    steps.append((train("seed", "-m", seeds), "two more seeds: one run is not evidence"))
     if config.data.suite == "mini" and config.data.train.endswith("69"):
-        steps.append(
-            (f"{train} data=mini8", "8 tasks in the place of 69, as in the published divergence")
-        )
-    steps.append((f"{train} clip=dppo", "another correction; glm52 train --help lists them all"))
+        eight = "8 tasks in the place of 69, as in the published divergence"
+        steps.append((train("data", "data=mini8"), eight))
+    another = "another correction; glm52 train --help lists them all"
+    steps.append((train("clip", "clip=dppo"), another))
     return steps

@@ -185,8 +185,8 @@ def load_identity(run_dir: Path) -> tuple[Identity, list[dict[str, Any]]]:
     try:
         content = json.loads(path.read_text())
         history = content.pop("history")
-        if "made" in content:
-            content["made"] = Made(**content["made"])
+        if made := content.pop("made", None):
+            content["made"] = Made(**made)
         else:
             content["code"] = NOT_RECORDED
             content["tasks"] = dict.fromkeys(content["task_sets"], NOT_RECORDED)

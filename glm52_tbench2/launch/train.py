@@ -1,6 +1,7 @@
 """What `glm52 train` and `glm52 resume` do."""
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -87,21 +88,17 @@ def _end(run_dir: Path, ended: Ended) -> int:
     if ended.code == 0:
         _finished(run_dir, Console())
         return 0
-    if ended.code == USER_ERROR:
-        raise UserError(ended.text)
-    _told(run_dir, ended)
-    return ended.code
-
-
-def _told(run_dir: Path, ended: Ended) -> None:
-    """Why the run stopped, what is kept, and how to go on, on stderr."""
     step = last_checkpoint(run_dir)
     kept = "No checkpoint is complete yet" if step is None else f"Step {step} is safe"
-    print(
+    told = (
         f"{ended.text}\n{kept}, and no finished batch is lost. "
-        f"Go on with: glm52 resume {_shown(run_dir)}",
-        file=sys.stderr,
+        f"Go on with: glm52 resume {_shown(run_dir)}"
     )
+    if ended.code == USER_ERROR:
+        raise UserError(told)
+    with suppress(OSError):  # after a hang-up nobody reads it
+        print(told, file=sys.stderr, flush=True)
+    return ended.code
 
 
 def _finished(run_dir: Path, console: Console) -> None:

@@ -1,5 +1,7 @@
 """The text a run ends with."""
 
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,8 +25,21 @@ def test_it_tells_before_after_and_where_the_report_lies(finished_run: Path) -> 
     assert f"held-out after   {facts.held_out(25)} (step 25)" in text
     assert ": rose (" in text
     assert str(report) in text
-    assert "glm52 train experiment=smoke -m seed=2,3" in text
+    assert re.search(r"glm52 train experiment=smoke steps=25 model.path=\S+ -m seed=2,3\n", text)
     assert "resume" not in text
+
+
+def test_what_to_try_next_changes_one_thing_of_the_run_itself(
+    finished_run: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    shutil.copytree(finished_run, run_dir)
+    text = (run_dir / "config.yaml").read_text()
+    text = text.replace("name: smoke", "name: k").replace("lr: 0.0003", "lr: 0.001")
+    (run_dir / "config.yaml").write_text(text)
+    text = summary(run_dir)
+    assert re.search(r"glm52 train experiment=smoke .* optim.lr=0.001 -m seed=2,3\n", text)
+    assert re.search(r"glm52 train experiment=smoke .* optim.lr=0.001 clip=dppo\n", text)
 
 
 def test_a_stopped_run_is_told_how_to_go_on(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -188,6 +188,8 @@ def test_what_a_file_does_not_record_differs_from_everything(
     code, tasks = found.differences(smoke)
     assert code == f"code: {NOT_RECORDED} -> {smoke.code[:12]}"
     assert tasks.startswith(f"tasks of mini/three: {NOT_RECORDED} -> ")
+    save_identity(found, tmp_path, [{"differences": [code, tasks]}])  # as a resume with --allow
+    assert load_identity(tmp_path)[0] == found
 
 
 @pytest.mark.parametrize("content", ["{", "[]", json.dumps({"hash": "x"})])

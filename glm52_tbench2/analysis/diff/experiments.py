@@ -59,7 +59,7 @@ def separate(
     """One run for each cause that changes it alone, or with the least it needs to compose."""
     found: dict[str, Experiment] = {}
     inseparable: list[Inseparable] = []
-    spelled = _spell(base)
+    spelled = spell(base.knobs) if base.overrides is None else list(base.overrides)
     if spelled is None:
         reason = f"the config of {base.name} does not compose in this checkout"
         return Plan((), tuple(Inseparable(cause.name, reason) for cause in causes))
@@ -228,23 +228,22 @@ def _chosen(choices: tuple[str, ...]) -> RunConfig:
     return compose(list(choices))
 
 
-def _spell(side: Side) -> list[str] | None:
-    """Overrides that compose the side; of a run, from its experiment or the nearest one."""
-    if side.overrides is not None:
-        return list(side.overrides)
+def spell(knobs: Knobs) -> list[str] | None:
+    """Overrides that compose a run's knobs, from its experiment or the nearest one; None where
+    there are none in this checkout."""
     names = experiment_names()
-    own = [name for name in names if name == side.knobs.get("name")]
+    own = [name for name in names if name == knobs.get("name")]
     starts = [[f"experiment={name}"] for name in own or names] + ([] if own else [[]])
     spelled = []
     for start in starts:
         have = _composed(tuple(start))
         changed = [
             name
-            for name in {**have, **side.knobs}
-            if effect(name) is not Effect.cosmetic and have.get(name) != side.knobs.get(name)
+            for name in {**have, **knobs}
+            if effect(name) is not Effect.cosmetic and have.get(name) != knobs.get(name)
         ]
-        overrides, _ = _change(start, have, side.knobs, changed)
-        if overrides is not None and _verify(overrides, side.knobs) is None:
+        overrides, _ = _change(start, have, knobs, changed)
+        if overrides is not None and _verify(overrides, knobs) is None:
             spelled.append(overrides)
     return min(spelled, key=len, default=None)
 
