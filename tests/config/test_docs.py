@@ -61,7 +61,7 @@ FILES = sorted(
 
 
 def test_something_is_looked_at():
-    assert len(COMMANDS) > 10 and len(FILES) > 10 and TARGETS == ["run", "test"]
+    assert len(COMMANDS) > 10 and len(FILES) > 10 and len(TARGETS) > 1
 
 
 @pytest.mark.parametrize("command", COMMANDS)

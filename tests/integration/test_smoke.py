@@ -1,6 +1,7 @@
 """The main job whole: every part real, killed in the middle, resumed, and repeated to the bit."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 from glm52_tbench2.analysis.verify import verify_one, verify_two
 from glm52_tbench2.config.identity import load_identity
+from glm52_tbench2.config.paths import ROOT
 
 STEPS = 4
 OVERRIDES = [
@@ -104,6 +106,17 @@ def test_a_run_leaves_every_file_and_no_process(whole: Path) -> None:
     assert (whole / "report.html").stat().st_size > 10_000
     assert list((whole / "wandb").glob("offline-run-*"))
     assert of_run(whole.parent) == []
+
+
+def test_the_readme_names_files_that_a_run_has(whole: Path) -> None:
+    table = (ROOT / "README.md").read_text().partition("| in the run folder |")[2]
+    named = [
+        name
+        for row in table.partition("\n\n")[0].splitlines()
+        for name in re.findall(r"`([^`]+)`", row.split("|")[1] if "|" in row else "")
+    ]
+    assert len(named) > 8
+    assert [n for n in named if not list(whole.glob(n.replace("ROLE", "*").rstrip("/")))] == []
 
 
 def test_batches_come_from_the_weights_of_the_step_before(whole: Path) -> None:
