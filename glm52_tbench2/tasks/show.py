@@ -42,12 +42,24 @@ def show(name: str, console: Console | None = None) -> None:
         for row in (header, *rows):
             print(*row, sep="\t", file=console.file)
         return
-    table = Table(title=name, caption=about)
-    for index, column in enumerate(header):
-        table.add_column(column, justify="right" if index > 3 else "left", no_wrap=index == 0)
+    # What all tasks share is said once, or a narrow terminal has no room for the rest.
+    columns = list(zip(*rows, strict=True))
+    shared = [i for i in range(1, len(header)) if len(set(columns[i])) == 1]
+    table = Table(title=name, caption=about, box=None, pad_edge=False)
+    kept = [i for i in range(len(header)) if i not in shared]
+    for i in kept:
+        # Where room is short the category gives way.
+        table.add_column(
+            header[i].replace(" ", "\n"),
+            justify="right" if i > 3 else "left",
+            no_wrap=header[i] != "category",
+        )
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(row[i] for i in kept))
     console.print(table)
+    facts = [f"{header[i]} {columns[i][0]}" for i in shared if columns[i][0]]
+    if facts:
+        console.print(f"every task: {', '.join(facts)}", style="dim", highlight=False)
 
 
 def _about(name: str, count: int) -> str:

@@ -11,9 +11,9 @@ from glm52_tbench2.tasks.sets import load_set
 from glm52_tbench2.tasks.show import show
 
 
-def printed(name: str, terminal: bool = False) -> str:
+def printed(name: str, terminal: bool = False, width: int = 130) -> str:
     out = io.StringIO()
-    show(name, Console(file=out, force_terminal=terminal, width=130))
+    show(name, Console(file=out, force_terminal=terminal, width=width))
     return out.getvalue()
 
 
@@ -29,6 +29,16 @@ def test_plain_lines_when_not_a_terminal() -> None:
 def test_a_table_on_a_terminal() -> None:
     text = printed("mini/mini8", terminal=True)
     assert all(task_id in text for task_id in ("mini/mini8", *load_set("mini/mini8").ids))
+
+
+def test_eighty_columns_hold_every_fact() -> None:
+    text = printed("mini/mini8", terminal=True, width=80)
+    for fact in ("difficulty", "system-administration", "delete-by-name", "agent s 300"):
+        assert fact in text
+    assert "…" not in text
+    lines = printed("tbench2", terminal=True, width=80).splitlines()
+    limits = next(line for line in lines if "build-pov-ray" in line).split()
+    assert limits[1] == "medium" and limits[-3:] == ["12000", "12000", "2048"]
 
 
 def test_tasks_known_without_their_files_can_be_shown() -> None:
