@@ -4,6 +4,7 @@ Imports happen inside the verbs, so that `glm52 --help` answers at once.
 """
 
 import argparse
+import difflib
 import os
 import re
 import sys
@@ -15,21 +16,24 @@ from .config.errors import UserError
 _USAGE = """\
 usage: glm52 VERB [...]
 
-  train [OVERRIDES] [-m]      compose a run and train (experiment=smoke: minutes, on this machine)
+  train [OVERRIDES] [-m]      compose a run and train (experiment=smoke: here,
+                              in minutes); -m: a sweep
   resume RUN [--allow]        go on with a run from its last complete checkpoint
   rerun RUN [--allow]         run the same once more, in a new folder beside it
-  verify RUN [OTHER]          are its files whole; is OTHER the same run, to the bit
-  sweep resume DIR [--allow]  run what is missing of a sweep (train -m)
-  sweep table DIR             a sweep's table, and write its table.csv and sweep.html again
+  verify RUN [OTHER]          are its files whole; is OTHER the same, to the bit
+  sweep resume DIR [--allow]  run what is missing of a sweep
+  sweep table DIR             print a sweep's table, write its pages again
   report RUN                  write RUN/report.html again
-  diff A B [C ...]            what differs between runs, experiments or overrides, and what it means
+  diff A B [C ...]            what differs between runs, experiments or
+                              overrides, and what that allows to conclude
   tasks show SET              a task set: difficulty, category, limits
-  tasks check SET             prove each task: solution 1, nothing 0, wrong attempt 0
-  tasks build --tasks-dir DIR --set SET   write prompt rows of a set and of what it holds out
-  knobs [PREFIX]              every knob with its meaning
-  warm-start --out DIR        rebuild the small model's tokenizer and starting weights
+  tasks check SET             prove each task: solution 1, nothing 0, wrong 0
+  tasks build --set SET --tasks-dir DIR
+                              write prompt rows of a set and what it holds out
+  knobs [WORD] [OVERRIDES]    knobs with their values and meaning
+  warm-start --out DIR        rebuild the small model's starting weights
 
-glm52 train --help lists the config groups; glm52 VERB --help says more on a verb.
+glm52 train --help lists the config groups; glm52 VERB --help says more.
 """
 
 
@@ -45,7 +49,9 @@ def main(argv: list[str] | None = None) -> int:
     action = _VERBS.get(verb)
     try:
         if action is None:
-            raise UserError(f"There is no verb '{verb}'; one of: {', '.join(_VERBS)}.")
+            near = difflib.get_close_matches(verb, _VERBS, 1)
+            meant = f"did you mean {near[0]}? All" if near else "one of"
+            raise UserError(f"There is no verb '{verb}'; {meant}: {', '.join(_VERBS)}.")
         return action(rest)
     except UserError as error:
         print(error, file=sys.stderr)
@@ -109,7 +115,11 @@ def _hydra(arguments: list[str]) -> int:
 
 
 def _resume(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser("glm52 resume")
+    parser = argparse.ArgumentParser(
+        "glm52 resume",
+        description="Go on with a run from its last complete checkpoint, with the batches that "
+        "were already made.",
+    )
     parser.add_argument("run", type=Path, help="run folder")
     parser.add_argument(
         "--allow", action="store_true", help="go on although the identity differs, and record it"
@@ -121,7 +131,11 @@ def _resume(arguments: list[str]) -> int:
 
 
 def _rerun(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser("glm52 rerun")
+    parser = argparse.ArgumentParser(
+        "glm52 rerun",
+        description="Run the same once more, in a new folder beside it; glm52 verify RUN OTHER "
+        "then compares the two.",
+    )
     parser.add_argument("run", type=Path, help="run folder")
     parser.add_argument(
         "--allow",
@@ -137,10 +151,13 @@ def _rerun(arguments: list[str]) -> int:
 def _verify(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         "glm52 verify",
+        description="Are the files of a run whole; is another run the same, to the bit?",
         epilog="exit code: 0 whole or identical, 1 damaged or different, 2 bad input",
     )
     parser.add_argument("run", type=Path, help="run folder: is every file whole?")
-    parser.add_argument("other", type=Path, nargs="?", help="another: where do the two part first?")
+    parser.add_argument(
+        "other", type=Path, nargs="?", help="another run: where do the two part first?"
+    )
     parser.add_argument("--all", action="store_true", help="name every file that differs")
     options = parser.parse_args(arguments)
     from .analysis.verify import verify_one, verify_two
@@ -151,13 +168,18 @@ def _verify(arguments: list[str]) -> int:
 
 
 def _sweep(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser("glm52 sweep")
+    parser = argparse.ArgumentParser(
+        "glm52 sweep", description="Sweeps are started by glm52 train -m KNOB=VALUE,VALUE."
+    )
     verbs = parser.add_subparsers(dest="verb", required=True)
-    resuming = verbs.add_parser("resume", help="run what is missing")
+    missing = "run what is missing, one after another"
+    resuming = verbs.add_parser("resume", help=missing, description=f"{missing.capitalize()}.")
     resuming.add_argument(
         "--allow", action="store_true", help="go on although an identity differs, and record it"
     )
-    for verb in (resuming, verbs.add_parser("table", help="print the table and write it again")):
+    written = "print the table, and write table.csv and sweep.html again"
+    table = verbs.add_parser("table", help=written, description=f"{written.capitalize()}.")
+    for verb in (resuming, table):
         verb.add_argument("sweep", type=Path, help="sweep folder")
     options = parser.parse_args(arguments)
     from .launch import sweep
@@ -169,7 +191,9 @@ def _sweep(arguments: list[str]) -> int:
 
 
 def _report(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser("glm52 report")
+    parser = argparse.ArgumentParser(
+        "glm52 report", description="Write RUN/report.html again, also of a run that goes on."
+    )
     parser.add_argument("run", type=Path, help="run folder")
     options = parser.parse_args(arguments)
     from .analysis.report import write_report
@@ -183,8 +207,8 @@ def _diff(arguments: list[str]) -> int:
         "glm52 diff",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description="What differs between sides, and what that allows to conclude.",
-        epilog="A side is a run folder, an experiment (job1794), reference, or overrides in one "
-        'argument\n("experiment=smoke data=mini8"); the first is the base.\n'
+        epilog="A side is a run folder, an experiment (job1794), reference, or overrides in\n"
+        'one argument ("experiment=smoke data=mini8"); the first is the base.\n'
         "Exit code: 0 nothing differs in what was run, 1 something does, 2 bad input.\n"
         "docs/diff.md tells the keys of --json.",
     )
@@ -211,12 +235,18 @@ def _diff(arguments: list[str]) -> int:
 
 
 def _tasks(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser("glm52 tasks")
+    parser = argparse.ArgumentParser("glm52 tasks", description="Look at task sets and prove them.")
     verbs = parser.add_subparsers(dest="verb", required=True)
     names = "SUITE/SET or SET, or SUITE for all its tasks"
-    for verb in ("show", "check"):
-        verbs.add_parser(verb).add_argument("set", help=names)
-    build = verbs.add_parser("build", help="write a set's prompt rows as JSON lines")
+    tells = {
+        "show": "a set's tasks: difficulty, category, limits",
+        "check": "prove each task: its solution scores 1, doing nothing 0, a wrong attempt 0",
+    }
+    for verb, told in tells.items():
+        shown = verbs.add_parser(verb, help=told, description=f"{told[0].upper()}{told[1:]}.")
+        shown.add_argument("set", help=names)
+    rows = "write the prompt rows of a set, and of what it holds out, as JSON lines"
+    build = verbs.add_parser("build", help=rows, description=f"{rows.capitalize()}.")
     build.add_argument("--set", required=True, help="as train69, tbench2/train69 or mini/mini8")
     build.add_argument("--tasks-dir", type=Path, required=True, help="folder with a task a folder")
     build.add_argument("--out", type=Path, default=Path(), help="folder to write to (here)")
@@ -241,17 +271,25 @@ def _tasks(arguments: list[str]) -> int:
 
 
 def _knobs(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser("glm52 knobs")
-    parser.add_argument("prefix", nargs="?", default="", help="as rollout or clip.eps")
+    parser = argparse.ArgumentParser(
+        "glm52 knobs",
+        description="Knobs with their values and meaning; the values are those of the reference "
+        "run, or of the overrides given.",
+    )
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="WORD",
+        help="start of a name (rollout, clip.eps) or a part of it (lr); with = an override "
+        "(experiment=smoke)",
+    )
     options = parser.parse_args(arguments)
-    from .config.docs import knob_docs
+    from .config.knobs import show_knobs
 
-    found = {name: doc for name, doc in knob_docs().items() if name.startswith(options.prefix)}
-    if not found:
-        raise UserError(f"There is no knob that starts with '{options.prefix}'; see: glm52 knobs.")
-    width = max(map(len, found))
-    for name, doc in found.items():
-        print(f"{name:<{width}}  {doc}")
+    words = [word for word in options.words if "=" not in word]
+    if len(words) > 1:
+        raise UserError("glm52 knobs takes one name, or a part of one.")
+    show_knobs("".join(words), [word for word in options.words if "=" in word])
     return 0
 
 

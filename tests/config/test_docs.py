@@ -71,7 +71,8 @@ def test_a_command_can_be_given(command):
     if verb == "train":
         compose([word for word in words if "," not in word and "=" in word])
     if verb == "knobs":
-        assert any(knob.startswith(word) for knob in knob_docs() for word in words)
+        assert any(knob.startswith(words[0]) for knob in knob_docs())
+        compose(words[1:])
     if words[:1] in (["show"], ["check"]):
         full_name(words[1])
 

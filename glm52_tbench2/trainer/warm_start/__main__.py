@@ -1,4 +1,4 @@
-"""Rebuilds data/tiny: `python -m glm52_tbench2.trainer.warm_start --out data/tiny`."""
+"""Rebuilds the small model's tokenizer and starting weights: glm52 warm-start --out data/tiny."""
 
 import argparse
 import sys
@@ -160,9 +160,9 @@ class _Progress:
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="warm_start", description=__doc__)
+    parser = argparse.ArgumentParser(prog="glm52 warm-start", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for weights and tokenizer")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1, help="of tasks, weights and sampling")
     parser.add_argument("--instances", type=int, default=8000, help="tasks to demonstrate on")
     parser.add_argument("--good-steps", type=int, default=1600, help="steps on right solutions")
     parser.add_argument("--mixed-steps", type=int, default=1000, help="steps on all behaviours")
