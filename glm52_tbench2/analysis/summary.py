@@ -1,6 +1,9 @@
 """What a run has done, in a few lines of text: printed at its end."""
 
+import os
 import shlex
+import shutil
+import sys
 from pathlib import Path
 
 from .diff.experiments import spell
@@ -21,9 +24,17 @@ def summary(run_dir: str | Path) -> str:
     lines = [f"{run.name}: {run.state}, step {done} of {run.config.steps}", ""]
     lines += [f"  {name:<16} {text}" for name, text in _results(run, facts)]
     lines += [f"  {'warning':<16} {text}" for text in run.warnings]
-    lines += ["", "Try next"]
+    lines += ["", f"Try next{_not_on_path()}"]
     lines += [f"  {command}\n      {why}" for command, why in _next(run, Path(run_dir))]
     return "\n".join(lines)
+
+
+def _not_on_path() -> str:
+    """What the commands need where a shell does not find glm52, as after `make run`."""
+    activate = Path(sys.prefix) / "bin" / "activate"
+    if shutil.which("glm52") or not activate.exists():
+        return ""
+    return f", after: source {shlex.quote(os.path.relpath(activate))}"
 
 
 def _results(run: RunFiles, facts: Facts) -> list[tuple[str, str]]:

@@ -131,7 +131,8 @@ def view(
     head.add_column(overflow="ellipsis", no_wrap=True)
     head.add_column(justify="right", no_wrap=True)
     head.add_row(Text(title, "bold"), Text(duration(elapsed_s), "dim"))
-    blocks: list[RenderableType] = [Text(), head, Text(), _bars(numbers)]
+    starting = any(role.state is State.starting for role in roles)
+    blocks: list[RenderableType] = [Text(), head, Text(), _bars(numbers, starting)]
     if numbers.metrics:
         blocks += [Text(), _figures(numbers)]
     blocks += [Text(), _roles(roles), *(Text(event, "yellow") for event in events)]
@@ -140,7 +141,8 @@ def view(
     return body
 
 
-def _bars(numbers: RunNumbers) -> Table:
+def _bars(numbers: RunNumbers, starting: bool) -> Table:
+    """How far the run is; while a role is `starting` the others wait, whatever they call it."""
     rows = Table.grid(padding=(0, 2), expand=True)
     rows.add_column(width=_LABEL_WIDTH, no_wrap=True)
     rows.add_column(ratio=1)
@@ -158,7 +160,7 @@ def _bars(numbers: RunNumbers) -> Table:
             ProgressBar(phase.total, phase.done, style="dim", complete_style="cyan"),
             Text(f"{phase.done} of {phase.total} episodes", "dim"),
         )
-    elif phase is not None:
+    elif phase is not None and not starting:
         rows.add_row(Text(_PHASES.get(phase.name, phase.name), "dim"))
     return rows
 

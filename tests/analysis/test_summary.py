@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tokenizers import Tokenizer
 
 from glm52_tbench2.analysis.facts import gather
@@ -27,6 +28,17 @@ def test_it_tells_before_after_and_where_the_report_lies(finished_run: Path) -> 
     assert str(report) in text
     assert re.search(r"glm52 train experiment=smoke steps=25 model.path=\S+ -m seed=2,3\n", text)
     assert "resume" not in text
+
+
+def test_commands_are_told_with_the_environment_that_has_them(
+    finished_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(sys.prefix).parent)
+    monkeypatch.setenv("PATH", f"{sys.prefix}/bin")
+    assert "\nTry next\n" in summary(finished_run)
+    monkeypatch.setenv("PATH", "/nowhere")
+    told = f"\nTry next, after: source {Path(sys.prefix).name}/bin/activate\n"
+    assert told in summary(finished_run)
 
 
 def test_what_to_try_next_changes_one_thing_of_the_run_itself(

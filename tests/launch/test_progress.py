@@ -104,6 +104,19 @@ def test_progress_left_by_an_earlier_life_of_the_run_is_not_shown(tmp_path):
     assert numbers.phase().done == 1
 
 
+def test_nothing_trains_while_a_role_is_starting(tmp_path):
+    record = {"phase": "wait", "step": 0, "samples_done": 0, "samples_total": 0}
+    (tmp_path / "progress.json").write_text(json.dumps({**record, "time": time.time() + 100}))
+    console = Console(file=io.StringIO(), width=90, force_terminal=True, color_system=None)
+    with LiveProgress(RunNumbers(tmp_path, 24), console, "smoke-1") as progress:
+        progress.tick([role(tmp_path, "driver", State.ready), role(tmp_path, "engine")])
+        start = console.file.getvalue()
+        progress._drawn = 0.0
+        progress.tick([role(tmp_path, "driver", State.ready)])
+    assert "training" not in start
+    assert "training" in console.file.getvalue()
+
+
 def test_the_view_shows_who_is_starting_and_then_the_figures(tmp_path):
     console = Console(file=io.StringIO(), width=90, force_terminal=True, color_system=None)
     numbers = RunNumbers(tmp_path, 24)
