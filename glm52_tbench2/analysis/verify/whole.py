@@ -74,7 +74,8 @@ def _identity(found: Findings) -> str | None:
         if line not in accepted
     ]
     if history:
-        found.notes.append(f"resumed as another run {len(history)} times; see identity.json")
+        times = "once" if len(history) == 1 else f"{len(history)} times"
+        found.notes.append(f"resumed as another run {times}; see identity.json")
     found.counted["identity"] = identity.hash
     return identity.hash
 
