@@ -102,14 +102,15 @@ def mean_interval(rewards: Rewards) -> Interval | None:
 def interval_over_runs(values: Sequence[float]) -> Interval | None:
     """Mean of one number a run, for runs that differ in their seed alone; None without any.
 
-    m +- t(n-1) s / sqrt(n), Student's; a single run has no interval.
+    m +- t(n-1) s / sqrt(n), Student's. A single run has no interval, nor have runs that came to one
+    number: means over few samples tie by chance, and no spread seen is not none there.
     """
     count = len(values)
     if not count:
         return None
     mean = sum(values) / count
-    if count == 1:
-        return Interval(mean, math.nan, math.nan, 1)
+    if all(math.isclose(value, mean, rel_tol=1e-9, abs_tol=1e-12) for value in values):
+        return Interval(mean, math.nan, math.nan, count)
     variance = sum((value - mean) ** 2 for value in values) / (count - 1)
     half = t_quantile((1 + CONFIDENCE) / 2, count - 1) * math.sqrt(variance / count)
     return Interval(mean, mean - half, mean + half, count)

@@ -43,20 +43,26 @@ class Column:
     """Whose definition it was measured under; None: needs none."""
     ratio: bool = False
     """A factor, so that means are taken of its logarithm."""
+    low: float = -math.inf
+    """No value lies below, so no interval reaches there."""
+    high: float = math.inf
+    """No value lies above."""
 
     def text(self, value: float) -> str:
         return format(value, self.form)
 
 
+_EVAL, _KL = "eval/reward_mean", "trainer/train_rollout_kl"
+_REWARD, _TRUNCATED = "rollout/reward_mean", "rollout/truncated_share"
 COLUMNS = (
-    Column("held_out_before", "held-out before", "before", ".3f", "eval/reward_mean"),
-    Column("held_out_after", "held-out after", "after", ".3f", "eval/reward_mean"),
-    Column("held_out_change", "change", "change", "+.3f", "eval/reward_mean"),
-    Column("train_reward", "training reward", "reward", ".3f", "rollout/reward_mean"),
-    Column("train_rollout_kl", "train_rollout_kl", "KL", ".3g", "trainer/train_rollout_kl"),
-    Column("kl_growth", "KL growth", "KL growth", ".3g", "trainer/train_rollout_kl", ratio=True),
-    Column("truncated", "truncated", "cut", ".1%", "rollout/truncated_share"),
-    Column("hours", "hours", "hours", ".2f", None),
+    Column("held_out_before", "held-out before", "before", ".3f", _EVAL, low=0.0, high=1.0),
+    Column("held_out_after", "held-out after", "after", ".3f", _EVAL, low=0.0, high=1.0),
+    Column("held_out_change", "change", "change", "+.3f", _EVAL, low=-1.0, high=1.0),
+    Column("train_reward", "training reward", "reward", ".3f", _REWARD, low=0.0, high=1.0),
+    Column("train_rollout_kl", "train_rollout_kl", "KL", ".3g", _KL, low=0.0),
+    Column("kl_growth", "KL growth", "KL growth", ".3g", _KL, ratio=True),
+    Column("truncated", "truncated", "cut", ".1%", _TRUNCATED, low=0.0, high=1.0),
+    Column("hours", "hours", "hours", ".2f", None, low=0.0),
 )
 
 
@@ -297,7 +303,9 @@ def _groups(rows: Sequence[Row], varies: Sequence[str]) -> list[Row]:
 
 
 def _over_seeds(column: Column, rows: Sequence[Row]) -> Cell:
-    """Mean over the runs that have a number, and Student's t interval over them."""
+    """Mean over the runs that have a number, and Student's t interval over them, cut where no value
+    can lie.
+    """
     cells = [row.cells[column.key] for row in rows]
     refusals = [cell.refused for cell in cells if cell.refused]
     if refusals:
@@ -309,7 +317,10 @@ def _over_seeds(column: Column, rows: Sequence[Row]) -> Cell:
     if interval is None:
         return Cell()
     back: Callable[[float], float] = _exp if column.ratio else float
-    return Cell(back(interval.mean), back(interval.low), back(interval.high))
+    low, high = back(interval.low), back(interval.high)
+    if not math.isnan(low):
+        low, high = max(low, column.low), min(high, column.high)
+    return Cell(back(interval.mean), low, high)
 
 
 # --- what may be compared ------------------------------------------------------------------------

@@ -16,7 +16,15 @@ from glm52_tbench2.analysis.report import REPORT_FILE
 from glm52_tbench2.analysis.stats import interval_over_runs
 from glm52_tbench2.analysis.sweep_files import SweepFiles, note
 from glm52_tbench2.analysis.sweep_page import render, terminal, write_page
-from glm52_tbench2.analysis.sweep_table import COLUMNS, Reader, Table, write_csv
+from glm52_tbench2.analysis.sweep_table import (
+    COLUMNS,
+    Cell,
+    Reader,
+    Row,
+    Table,
+    _over_seeds,
+    write_csv,
+)
 from glm52_tbench2.config import metrics_log
 from glm52_tbench2.config.compose import compose, save_run_config
 
@@ -173,6 +181,24 @@ def test_one_value_has_no_interval_over_runs_and_none_has_no_mean() -> None:
     assert one is not None and one.mean == 0.3 and math.isnan(one.low)
     two = interval_over_runs([0.0, 1.0])  # t(1) = 12.706, s / sqrt(2) = 0.5
     assert two is not None and two.high == pytest.approx(0.5 + 12.7062047 / 2)
+
+
+def test_runs_that_tie_have_no_interval() -> None:
+    tied = interval_over_runs([0.35 - 0.25, 0.3 - 0.2])
+    assert tied is not None and tied.mean == pytest.approx(0.1) and math.isnan(tied.low)
+
+
+def test_an_interval_over_seeds_ends_where_values_end() -> None:
+    shares = {"held_out_after": (0.1, 0.9), "held_out_change": (-0.1, 0.9), "hours": (0.0, 1.0)}
+    for column in (one for one in COLUMNS if one.key in shares):
+        rows = [
+            Row(f"seed={i}", "finished", {}, {column.key: Cell(value)})
+            for i, value in enumerate(shares[column.key])
+        ]
+        cell = _over_seeds(column, rows)
+        free = interval_over_runs(shares[column.key])
+        assert free is not None and free.low < column.low
+        assert (cell.low, cell.high) == (column.low, min(free.high, column.high))
 
 
 def test_two_definitions_do_not_share_a_column(sweep: Sweep, monkeypatch) -> None:
