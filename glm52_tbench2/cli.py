@@ -24,6 +24,7 @@ usage: glm52 VERB [...]
   sweep resume DIR [--allow]  run what is missing of a sweep
   sweep table DIR             print a sweep's table, write its pages again
   report RUN                  write RUN/report.html again
+  samples RUN [SAMPLE]        the samples of a step; the transcript of one
   diff A B [C ...]            what differs between runs, experiments or
                               overrides, and what that allows to conclude
   tasks show SET              a task set: difficulty, category, limits
@@ -202,6 +203,26 @@ def _report(arguments: list[str]) -> int:
     return 0
 
 
+def _samples(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        "glm52 samples",
+        description="The samples of a step, or the transcript of one: what the model read, wrote "
+        "and got back.",
+    )
+    parser.add_argument("run", type=Path, help="run folder")
+    parser.add_argument("sample", nargs="?", help="one sample, as 000012-3-1")
+    parser.add_argument("--step", type=int, help="the step listed (the last)")
+    parser.add_argument("--eval", action="store_true", help="of the held-out tasks")
+    options = parser.parse_args(arguments)
+    from .analysis.samples import show_sample, show_samples
+
+    if options.sample is None:
+        show_samples(options.run, options.step, options.eval)
+    else:
+        show_sample(options.run, options.sample, options.eval)
+    return 0
+
+
 def _diff(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         "glm52 diff",
@@ -306,6 +327,7 @@ _VERBS: dict[str, Callable[[list[str]], int]] = {
     "verify": _verify,
     "sweep": _sweep,
     "report": _report,
+    "samples": _samples,
     "diff": _diff,
     "tasks": _tasks,
     "knobs": _knobs,

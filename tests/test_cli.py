@@ -12,6 +12,7 @@ LEAVES = [
     "sweep resume",
     "sweep table",
     "report",
+    "samples",
     "diff",
     "tasks",
     "tasks show",
