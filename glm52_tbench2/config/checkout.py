@@ -12,8 +12,18 @@ from .fingerprints import entries, file_hash, hash_files
 from .paths import ROOT
 
 CODE = ROOT / "glm52_tbench2"
-READERS = ("analysis", "cli.py")
-"""Below CODE, what only reads the files of runs or hands over to others."""
+READERS = (
+    "analysis",
+    "cli.py",
+    "config/docs.py",
+    "config/knobs.py",
+    "launch/progress.py",
+    "launch/run_numbers.py",
+    "tasks/show.py",
+    "trainer/warm_start",
+)
+"""Below CODE, what only shows, reads the files of runs or hands over to others; and what made the
+starting weights, which are known by themselves."""
 
 _WATCHED = ("glm52_tbench2", "conf", "data")
 
@@ -23,7 +33,7 @@ def sources(code: Path = CODE) -> dict[str, str]:
     return {
         name: file_hash(path)
         for name, path in entries(code, deep=True)
-        if name.endswith(".py") and name.split("/")[0] not in READERS
+        if name.endswith(".py") and not any(f"{name}/".startswith(f"{one}/") for one in READERS)
     }
 
 

@@ -1,18 +1,27 @@
 """The code at hand: known by contents, and what git says of it."""
 
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from glm52_tbench2.config.checkout import Git, machine, sources
+from glm52_tbench2.config.checkout import CODE, READERS, Git, machine, sources
 from glm52_tbench2.config.fingerprints import folder_hash, tree_hash
 
 
 def test_the_sources_are_those_that_decide_results() -> None:
     names = set(sources())
     assert {"trainer/step.py", "config/schema.py", "engines/cpu/seeds.py"} <= names
-    assert not [name for name in names if name.startswith("analysis/") or name == "cli.py"]
+    assert not [name for name in names if name.startswith(READERS)]
+    assert all((CODE / name).exists() for name in READERS)
+
+
+def test_nothing_that_decides_results_imports_what_only_shows() -> None:
+    """But for the launcher, which shows a run and sums it up, and sweeps, which do the same."""
+    shows = re.compile(r"^ *(?:from|import) .*\b(?:analysis|docs|knobs|show|warm_start)\b", re.M)
+    rooms = [name for name in sources() if not name.startswith("launch/")]
+    assert [name for name in rooms if shows.search((CODE / name).read_text())] == []
 
 
 def test_a_new_source_file_counts_and_other_files_do_not(tmp_path: Path) -> None:
