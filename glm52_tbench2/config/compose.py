@@ -135,6 +135,9 @@ def explain(error: Exception) -> str:
     """One sentence for what Hydra or OmegaConf refused."""
     text = f"{error}\n{error.__cause__ or ''}"
     if isinstance(error, OverrideParseException):
+        for group in ("experiment", *_groups()):
+            if error.override in _options(group):
+                return f"{error.override} is not KNOB=VALUE; did you mean {group}={error.override}?"
         return (
             f"{error.override} is not KNOB=VALUE as Hydra reads it; quote a value of other signs "
             "than letters, digits and _-./: twice, as 'runs_dir=\"a folder, näive\"'."

@@ -116,8 +116,8 @@ def load_suite(folder: Path) -> dict[str, Task]:
     }
     if not tasks:
         raise UserError(
-            f"There is no task in {folder}; point data.tasks_dir at a folder that holds "
-            "one sub-folder a task, each with a task.toml."
+            f"There is no task in {folder}; the folder of a suite (data.tasks_dir, --tasks-dir) "
+            "holds one sub-folder a task, each with a task.toml."
         )
     return tasks
 

@@ -1,6 +1,7 @@
 """Rebuilds the small model's tokenizer and starting weights: glm52 warm-start --out data/tiny."""
 
 import argparse
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -78,6 +79,7 @@ def build(args: argparse.Namespace, run: RunConfig) -> None:
     progress = _Progress("step", args.good_steps + args.mixed_steps)
     train(model, lessons, Schedule(), rng, progress)
     save(model, tokenizer, out)
+    print(f"{out} holds them; train from there with model.path={shlex.quote(str(out))}")
     if args.samples:
         measure(out, run, args.samples, args.seed)
 
