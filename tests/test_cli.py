@@ -1,5 +1,8 @@
 """What the command says of itself."""
 
+import subprocess
+import sys
+
 import pytest
 
 from glm52_tbench2 import cli
@@ -44,6 +47,13 @@ def test_the_help_of_a_verb_says_what_it_does(
     assert stopped.value.code == 0
     assert usage.startswith(f"usage: glm52 {verb} ") and told.endswith((".", "?"))
     assert max(map(len, said.splitlines())) <= 80
+
+
+def test_the_help_of_train_is_the_groups_and_not_every_value() -> None:
+    command = [sys.executable, "-m", "glm52_tbench2.cli", "train", "--help"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert said.startswith("usage: glm52 train ") and len(said.splitlines()) < 30
+    assert "\nexperiment: job1794, job2350, smoke\n" in said
 
 
 def test_a_mistyped_verb_is_recognised(capsys: pytest.CaptureFixture[str]) -> None:
