@@ -7,6 +7,10 @@ address reaches every role as GLM52_STORE. Keys in use:
 - ``driver/ready``, ``trainer/ready``: "1"
 - ``weights/version``: the newest version that every engine serves, a decimal integer
 - ``done``: "1" once the last step is trained and its checkpoint is complete
+- ``finished/ROLE``: "1" once a role that has work to do has done it
+- ``checkpoint/wanted``: "1" when the job is about to end; ``checkpoint/saved``: the step whose
+  checkpoint answers it
+- what supervisors tell each other: launch/peers.py
 
 A server that is restarted may come back under another URL, so `wait` for it again rather
 than remember it.
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
 STORE_VARIABLE = "GLM52_STORE"
 _POLL_S = 0.05
 _CONNECT_TIMEOUT = timedelta(seconds=60)
+_PROBE_S = 20.0
 
 
 class SignalsLost(RuntimeError):
@@ -36,6 +41,7 @@ class Signals:
 
     def __init__(self, host: str, port: int, listener: socket.socket | None = None) -> None:
         self._host, self._port, self._listener = host, port, listener
+        self._unreachable: SignalsLost | None = None
 
     @classmethod
     def serve(cls, host: str) -> "tuple[Signals, str]":
@@ -49,6 +55,12 @@ class Signals:
         return cls(host, port, listener), f"{host}:{port}"
 
     @classmethod
+    def at(cls, address: str) -> "Signals":
+        """A handle on the store that another process serves at HOST:PORT."""
+        host, port = address.rsplit(":", 1)
+        return cls(host, int(port))
+
+    @classmethod
     def from_env(cls) -> "Signals":
         """The handle of a role started by a supervisor. Raises SignalsLost outside of one."""
         address = os.environ.get(STORE_VARIABLE)
@@ -56,17 +68,20 @@ class Signals:
             raise SignalsLost(
                 f"{STORE_VARIABLE} is not set: this role runs under a supervisor only"
             )
-        host, port = address.rsplit(":", 1)
-        return cls(host, int(port))
+        return cls.at(address)
 
     @cached_property
     def store(self) -> "TCPStore":
         """The torch store itself. Raises SignalsLost when it cannot be reached."""
         from torch.distributed import DistError, TCPStore
 
+        if self._unreachable is not None:  # else every call would try for a minute
+            raise self._unreachable
         # Left to itself a serving TCPStore listens on every interface: it gets our socket instead.
         listen_fd = None if self._listener is None else self._listener.detach()
         try:
+            if listen_fd is None:  # torch would try for minutes; a store that is there listens
+                socket.create_connection((self._host, self._port), _PROBE_S).close()
             return TCPStore(
                 self._host,
                 self._port,
@@ -75,8 +90,9 @@ class Signals:
                 wait_for_workers=False,
                 master_listen_fd=listen_fd,
             )
-        except DistError as error:
-            raise self._lost(error) from None
+        except (DistError, OSError) as error:
+            self._unreachable = self._lost(error)
+            raise self._unreachable from None
 
     def open(self) -> None:
         """Opens the store now."""

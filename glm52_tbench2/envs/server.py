@@ -8,6 +8,7 @@ A session is a WebSocket connection; GET /health answers once sessions are taken
 import argparse
 import os
 import resource
+import signal
 import socket
 import sys
 from collections.abc import Mapping
@@ -81,6 +82,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, required=True)
     arguments = parser.parse_args(argv)
+    # Ignored by this role, but not by what tasks run: a handler is not inherited, to ignore is.
+    signal.signal(signal.SIGUSR2, lambda number, frame: None)
     # A sandbox holds about ten files open.
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -13,6 +13,10 @@ _FULL_DISK_BYTES = 16 * 2**20
 _FULL_DISK = re.compile(r"No space left on device|Disk quota exceeded|disk of .* is full")
 
 
+class RunFailed(Exception):
+    """The run cannot go on; the message names the culprit."""
+
+
 def exit_text(code: int) -> str:
     """An exit code in words; 128 + N is the end by signal N."""
     if code == CANNOT_START:

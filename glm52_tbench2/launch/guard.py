@@ -71,6 +71,8 @@ def _start(command: list[str]) -> int:
         os.setsid()
         for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
+        # Slurm's warning reaches every process of a job, and means the supervisor alone.
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != guard:  # it died before the line above
             os._exit(KILLED)
@@ -112,7 +114,7 @@ def main(grace_s: float, command: list[str]) -> int:
     terminated: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: terminated.append(number))
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    for number in (signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
 
     role = _start(command)

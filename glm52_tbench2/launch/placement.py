@@ -6,20 +6,21 @@ from pathlib import Path
 
 from ..config.schema import Device, RunConfig, WandbMode
 from ..engines.launch import scratch_dir
-from .ports import fabric_address
 from .roles import Policy, RoleSpec
 
 
 def place(config: RunConfig, run_dir: Path) -> list[RoleSpec]:
-    """Every role of a run on one machine, servers first.
+    """Every role of a run, servers first, each with the node that starts it.
 
-    Raises UserError when no address of this machine lies on cluster.fabric.
+    Trainer ranks fill the first parallel.nodes nodes, engines the engine.nodes nodes after them;
+    driver, environment server and tracker are on cluster.driver_node. Only where nodes run out,
+    as on one machine, do engines share those of the trainer.
+
     """
-    _, interface = fabric_address(config.cluster.fabric)
     return [
         _env(config, run_dir),
-        *_engines(config, run_dir, interface),
-        *_trainers(config, run_dir, interface),
+        *_engines(config, run_dir),
+        *_trainers(config, run_dir),
         _driver(config, run_dir),
         *_tracker(config, run_dir),
     ]
@@ -36,6 +37,8 @@ def _module(name: str, run_dir: Path, *arguments: str) -> tuple[str, ...]:
 
 
 _SERVES = ("--host", "{host}", "--port", "{port}")
+# Collectives listen on the fabric alone.
+_SOCKETS = {"GLOO_SOCKET_IFNAME": "{interface}", "NCCL_SOCKET_IFNAME": "{interface}"}
 
 
 def _env(config: RunConfig, run_dir: Path) -> RoleSpec:
@@ -44,27 +47,27 @@ def _env(config: RunConfig, run_dir: Path) -> RoleSpec:
         index=0,
         command=_module("envs.server", run_dir, *_SERVES),
         policy=Policy.service,
+        node=config.cluster.driver_node,
         env={"OMP_NUM_THREADS": "1"},
         deadline_s=config.cluster.deadlines.env,
         health="/health",
     )
 
 
-def _engines(config: RunConfig, run_dir: Path, interface: str) -> Iterator[RoleSpec]:
+def _engines(config: RunConfig, run_dir: Path) -> Iterator[RoleSpec]:
     engine = config.engine
-    # On one machine the trainer's ranks come first, and the engines take the GPUs after them.
-    taken = config.parallel.gpus_per_node if config.parallel.device is Device.cuda else 0
     for index in range(engine.num_engines):
-        first = taken + index * engine.gpus_per_engine
+        node, first = _engine_place(config, index)
         gpus = range(first, first + engine.gpus_per_engine) if engine.device is Device.cuda else ()
         yield RoleSpec(
             role="engine",
             index=index,
+            node=node,
             command=_module("engines.launch", run_dir, "--index", str(index), *_SERVES),
             policy=Policy.service,
             env={
                 **_threads(config.cluster.threads_per_engine),
-                **_sockets(interface),
+                **_SOCKETS,
                 "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)),
             },
             deadline_s=config.cluster.deadlines.engine,
@@ -75,17 +78,29 @@ def _engines(config: RunConfig, run_dir: Path, interface: str) -> Iterator[RoleS
         )
 
 
-def _trainers(config: RunConfig, run_dir: Path, interface: str) -> Iterator[RoleSpec]:
+def _engine_place(config: RunConfig, index: int) -> tuple[int, int]:
+    """(node, its first GPU) of an engine."""
+    engine, trainer = config.engine, config.parallel
+    a_node = max(1, engine.num_engines // engine.nodes)
+    node = (trainer.nodes + index // a_node) % config.cluster.nodes
+    # On a node that trains too, the ranks come first and the engines take the GPUs after them.
+    shared = node < trainer.nodes and trainer.device is Device.cuda
+    taken = trainer.gpus_per_node if shared else 0
+    return node, taken + index % a_node * engine.gpus_per_engine
+
+
+def _trainers(config: RunConfig, run_dir: Path) -> Iterator[RoleSpec]:
     ranks = config.parallel.nodes * config.parallel.gpus_per_node
     for rank in range(ranks):
         yield RoleSpec(
             role="trainer",
             index=rank,
+            node=rank // config.parallel.gpus_per_node,
             command=_module("trainer.main", run_dir),
             policy=Policy.core,
             env={
                 **_threads(config.cluster.threads_per_trainer),
-                **_sockets(interface),
+                **_SOCKETS,
                 "RANK": str(rank),
                 "WORLD_SIZE": str(ranks),
                 "LOCAL_RANK": str(rank % config.parallel.gpus_per_node),
@@ -109,6 +124,7 @@ def _driver(config: RunConfig, run_dir: Path) -> RoleSpec:
         index=0,
         command=_module("rollout.driver", run_dir),
         policy=Policy.worker,
+        node=config.cluster.driver_node,
         env={"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
         deadline_s=config.cluster.deadlines.driver,
         ready_key="driver/ready",
@@ -122,14 +138,10 @@ def _tracker(config: RunConfig, run_dir: Path) -> Iterator[RoleSpec]:
             index=0,
             command=_module("analysis.track", run_dir),
             policy=Policy.helper,
+            node=config.cluster.driver_node,
             env={"OMP_NUM_THREADS": "1"},
         )
 
 
 def _threads(count: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(count)} if count else {}
-
-
-def _sockets(interface: str) -> dict[str, str]:
-    """Collectives listen on the fabric alone."""
-    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}

@@ -33,6 +33,11 @@ def fabric_address(prefix: str) -> tuple[str, str]:
     )
 
 
+def interface_of(host: str) -> str:
+    """The interface that has an address of this machine, as fabric_address gives it."""
+    return fabric_address(host)[1]
+
+
 def is_free(host: str, port: int) -> bool:
     """Whether a server could bind the port now."""
     with socket.socket() as probe:

@@ -40,6 +40,19 @@ def shown(run_dir: Path, steps: int, console: Console) -> Iterator[Watcher]:
         yield live
 
 
+class Silent:
+    """Shows nothing: of a job's nodes, only the head's supervisor tells how the run goes."""
+
+    def event(self, text: str) -> None:
+        """Nothing."""
+
+    def line(self, role: str, text: str) -> None:
+        """Nothing."""
+
+    def tick(self, roles: Sequence[RoleProcess]) -> None:
+        """Nothing."""
+
+
 class PlainProgress:
     """One line for each gate passed, evaluation, trained step and event."""
 

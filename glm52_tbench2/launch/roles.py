@@ -14,7 +14,7 @@ from pathlib import Path
 from ..config.paths import ROOT
 from ..config.signals import STORE_VARIABLE, Signals
 from . import guard
-from .ports import free_port
+from .ports import free_port, interface_of
 
 GRACE_S = 8.0
 """Time between asking a role to end and killing it, seconds."""
@@ -55,7 +55,8 @@ class RoleSpec:
     node: int = 0
     """Which node's supervisor starts it."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """Added to the supervisor's own environment; {store_host} and {store_port} are filled in."""
+    """Added to the supervisor's own environment; {interface}, of the fabric, {store_host} and
+    {store_port} are filled in."""
     deadline_s: float = 60.0
     """Time to be ready, seconds."""
     health: str | None = None
@@ -78,6 +79,11 @@ class RoleSpec:
     def endpoint_key(self) -> str:
         """The signal under which a server's URL is published."""
         return f"{self.role}/{self.index}"
+
+    @property
+    def finished_key(self) -> str:
+        """The signal that a worker's or core role's work is done."""
+        return f"finished/{self.name}"
 
 
 class RoleProcess:
@@ -110,6 +116,15 @@ class RoleProcess:
         """Base URL of a server."""
         return f"http://{self._host}:{self._port}"
 
+    def facts(self) -> dict[str, str | int | float | None]:
+        """Where it stands, for heartbeat.json."""
+        return {
+            "state": self.state.value,
+            "pid": self.pid,
+            "restarts": self.restarts,
+            "ready_s": self.ready_s,
+        }
+
     @property
     def alive(self) -> bool:
         """Started, and its end not yet seen by `poll`."""
@@ -127,6 +142,7 @@ class RoleProcess:
         known = {
             "{host}": self._host,
             "{port}": str(self._port),
+            "{interface}": interface_of(self._host),
             "{store_host}": store_host,
             "{store_port}": store_port,
         }

@@ -1,16 +1,21 @@
-"""Runs a supervisor over scripted roles: python scripted.py RUN ROLES_JSON GRACE_S.
+"""Runs a supervisor over scripted roles: python scripted.py RUN ROLES_JSON GRACE_S [NODE COUNT].
 
+A role is [kind, code] or [kind, code, node]; NODE is this supervisor's among COUNT.
 Prints "ready" once every gate is passed, then each event, then the outcome.
 """
 
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from glm52_tbench2.config.signals import Signals
+from glm52_tbench2.launch import heart
+from glm52_tbench2.launch import peers as peers_module
 from glm52_tbench2.launch import roles as roles_module
 from glm52_tbench2.launch import supervisor as supervisor_module
+from glm52_tbench2.launch.peers import Peers
 from glm52_tbench2.launch.roles import Policy, RoleProcess, RoleSpec, State
 from glm52_tbench2.launch.run_folder import lock
 from glm52_tbench2.launch.supervisor import Ended, Supervisor
@@ -86,18 +91,24 @@ def supervise(run_dir: Path, specs: list[RoleSpec], **more: object) -> tuple[End
 def main() -> None:
     run_dir, roles = Path(sys.argv[1]), json.loads(sys.argv[2])
     roles_module.GRACE_S = supervisor_module.GRACE_S = float(sys.argv[3])
-    if not any(kind == "server" for kind, _ in roles):
+    if all(len(role) == 2 and role[0] != "server" for role in roles):
         Signals.open = lambda self: None  # nothing asks the store: spare the import of torch
-    specs = [
-        server(code=code or SERVER)
-        if kind == "server"
-        else {"worker": worker, "core": core}[kind](code)
-        for kind, code in roles
-    ]
-    with lock(run_dir) as fd:
-        ended = Supervisor(run_dir, specs, Printer(), max_restarts=2, lock_fd=fd).run()
+    specs = [scripted(*role) for role in roles]
+    node, count = map(int, sys.argv[4:] or (0, 1))
+    heart.HEARTBEAT_S, peers_module.SILENT_S = 1.0, 10.0
+    peers = Peers(run_dir, node, count, "job.0" if count > 1 else "")
+    with lock(run_dir) if peers.head else nullcontext() as fd:
+        ended = Supervisor(
+            run_dir, specs, Printer(), max_restarts=2, peers=peers, lock_fd=fd, warning_s=5.0
+        ).run()
     print(ended.text, flush=True)
     sys.exit(ended.code)
+
+
+def scripted(kind: str, code: str, node: int = 0) -> RoleSpec:
+    if kind == "server":
+        return server(code=code or SERVER, node=node)
+    return {"worker": worker, "core": core}[kind](code, node=node)
 
 
 if __name__ == "__main__":
