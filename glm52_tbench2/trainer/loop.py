@@ -79,7 +79,7 @@ class TrainingLoop:
             load_hf(self.model, self.start_weights)
             optimizer.reload_model_params()
         self.optimizer, self.train_step = optimizer, TrainStep(run, wrapped, optimizer)
-        self.step = found or 0
+        self.step = self.saved = found or 0
         """Steps trained, which is the version of the weights."""
         self.recorded = self._recorded()
         """The last of the batches that follow and were there at start-up."""
@@ -138,11 +138,23 @@ class TrainingLoop:
         # Before the checkpoint: a run that goes on from there would not come back for them.
         self._log_metrics("trainer", metrics)
         if step % self.config.checkpoint.every == 0 or step == self.config.steps:
+            self._save()
+
+    def _save(self) -> None:
+        """Writes the checkpoint of the last step trained, unless it is there."""
+        if self.saved != self.step:
             saving = perf_counter()
             checkpoint.save(
-                self.run_dir, step, self.model, self.optimizer, self.config.checkpoint.keep_last
+                self.run_dir,
+                self.step,
+                self.model,
+                self.optimizer,
+                self.config.checkpoint.keep_last,
             )
+            self.saved = self.step
             self._log_metrics("checkpoint", {"time/train_checkpoint": perf_counter() - saving})
+        if self.rank == 0 and self.signals.get("checkpoint/wanted"):
+            self.signals.publish("checkpoint/saved", str(self.step))
 
     # --- batches -------------------------------------------------------------------------------
 
@@ -156,11 +168,14 @@ class TrainingLoop:
 
     def _next_batch(self, step: int) -> list[Sample]:
         path = batch_path(self.run_dir, "rollouts", step)
-        found = [False]
-        while not found[0]:
+        # What rank 0 sees: the batch, and whether a checkpoint is asked for before the job's end.
+        seen = [False, False]
+        while not seen[0]:
             if self.rank == 0:
-                found[0] = _appears(path, _REPORT_S)
-            dist.broadcast_object_list(found, src=0)
+                seen = self._look_for(path)
+            dist.broadcast_object_list(seen, src=0)
+            if seen[1]:
+                self._save()
         while not _appears(path, _REPORT_S):
             log.info("%s is there on rank 0 and not here yet", path)
         try:
@@ -172,6 +187,15 @@ class TrainingLoop:
             raise BatchDamaged(f"{error}; moved to {aside.name}, to be made again.") from error
         except ForeignBatchError as error:
             raise UserError(f"{error}; move it away or start a new run.") from error
+
+    def _look_for(self, path: Path) -> list[bool]:
+        until, answered = time.monotonic() + _REPORT_S, self.signals.get("checkpoint/saved")
+        while True:
+            wanted = self.signals.get("checkpoint/wanted") is not None and not answered
+            found = path.exists()
+            if found or wanted or time.monotonic() > until:
+                return [found, wanted]
+            time.sleep(_POLL_S)
 
     # --- results -------------------------------------------------------------------------------
 
