@@ -16,8 +16,11 @@ MAY_BE_ZERO = {
     "clip.mis.veto",
     "clip.overlong_buffer",
     "clip.overlong_factor",
+    "cluster.driver_node",
     "cluster.gpus_per_node",
     "cluster.max_restarts",
+    "cluster.slurm.max_requeues",
+    "cluster.slurm.memory_gb",
     "cluster.threads_per_engine",
     "cluster.threads_per_trainer",
     "engine.gpus_per_engine",
@@ -230,9 +233,40 @@ def _cluster(config: RunConfig) -> list[str]:
     needed = max(config.parallel.nodes, 1)
     if config.cluster.gpus_per_node:
         needed += config.engine.nodes
-    if config.cluster.nodes < needed:
-        return [
-            f"cluster.nodes is {config.cluster.nodes}, but parallel.nodes and engine.nodes need "
+    cluster, engine = config.cluster, config.engine
+    found = []
+    if cluster.nodes < needed:
+        found.append(
+            f"cluster.nodes is {cluster.nodes}, but parallel.nodes and engine.nodes need "
             f"{needed}; raise it."
-        ]
-    return []
+        )
+    if not 0 <= cluster.driver_node < cluster.nodes:
+        found.append(
+            f"cluster.driver_node is {cluster.driver_node}, but the nodes are 0 to "
+            f"{cluster.nodes - 1}; write one of them."
+        )
+    if engine.num_engines % engine.nodes and engine.nodes % engine.num_engines:
+        found.append(
+            f"engine.num_engines ({engine.num_engines}) does not divide by engine.nodes "
+            f"({engine.nodes}); change one of them."
+        )
+    if cluster.gpus_per_node:
+        found += _gpus(config)
+    return found
+
+
+def _gpus(config: RunConfig) -> list[str]:
+    """What does not fit on a node's accelerators."""
+    cluster, engine, found = config.cluster, config.engine, []
+    if config.parallel.gpus_per_node > cluster.gpus_per_node:
+        found.append(
+            f"parallel.gpus_per_node ({config.parallel.gpus_per_node}) is above "
+            f"cluster.gpus_per_node ({cluster.gpus_per_node}); lower the first."
+        )
+    if engine.num_engines * engine.gpus_per_engine > engine.nodes * cluster.gpus_per_node:
+        found.append(
+            f"{engine.num_engines} engines of {engine.gpus_per_engine} GPUs "
+            "(engine.num_engines, engine.gpus_per_engine) do not fit on engine.nodes x "
+            f"cluster.gpus_per_node = {engine.nodes} x {cluster.gpus_per_node}; raise engine.nodes."
+        )
+    return found

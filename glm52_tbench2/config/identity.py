@@ -32,14 +32,20 @@ EXCLUDED = (
     "checkpoint.every",
     "checkpoint.keep_last",
     "engine.weights_dir",
+    "cluster.driver_node",
     "cluster.fabric",
     "cluster.max_restarts",
-    "cluster.deadlines.env",
-    "cluster.deadlines.engine",
-    "cluster.deadlines.driver",
-    "cluster.deadlines.trainer",
+    "cluster.deadlines",
+    "cluster.slurm",
 )
-"""Knobs that say where things lie or how they are logged, and decide no result."""
+"""Knobs, and what holds knobs, that say where things lie or how they are logged or queued, and
+decide no result."""
+
+
+def decides(knob: str) -> bool:
+    """Whether a knob is part of a run's identity."""
+    return not f"{knob}.".startswith(tuple(f"{excluded}." for excluded in EXCLUDED))
+
 
 PACKAGES = ("torch", "megatron-core", "sglang", "transformers", "tokenizers", "openenv", "numpy")
 """Packages whose version decides results."""
@@ -146,7 +152,7 @@ def identify(
         config={
             name: value.name if isinstance(value, Enum) else value
             for name, value in leaves(config).items()
-            if name not in EXCLUDED
+            if decides(name)
         },
         code=joined(code),
         task_sets={one.name: one.sha256 for one in sets},

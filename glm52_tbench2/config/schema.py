@@ -358,6 +358,46 @@ class DeadlinesConfig:
 
 
 @dataclass
+class SlurmConfig:
+    partition: str | None = MISSING
+    """Partition; null: the cluster's default."""
+    account: str | None = MISSING
+    """Account to charge; null: the user's default."""
+    qos: str | None = MISSING
+    """Quality of service."""
+    reservation: str | None = MISSING
+    """Reservation to run in."""
+    constraint: str | None = MISSING
+    """Features that the nodes must have."""
+    time_min: int = MISSING
+    """Time limit of one job, minutes; a run that needs more goes on in the next."""
+    warning_s: int = MISSING
+    """How long before its end a job is told, to write a checkpoint and be queued again, seconds."""
+    max_requeues: int = MISSING
+    """How often a job is queued again before it fails."""
+    exclusive: bool = MISSING
+    """Whether no other job may share the nodes."""
+    cpus_per_node: int | None = MISSING
+    """CPUs a node; null: what the partition gives."""
+    memory_gb: float | None = MISSING
+    """Memory a node, GiB; null: what the partition gives, 0: all of the node's."""
+    comment: str | None = MISSING
+    """Comment of the job."""
+    extra: dict[str, Any] = MISSING
+    """More sbatch options, as +cluster.slurm.extra.mail-type=END."""
+    setup: list[str] = MISSING
+    """Shell lines that the job runs before anything else."""
+    container_image: str | None = MISSING
+    """Container image that the job runs in (srun --container-image)."""
+    container_mounts: list[str] = MISSING
+    """Mounts of that container, as /data:/data (srun --container-mounts)."""
+    max_parallel: int = MISSING
+    """Points of a sweep that run at one time."""
+    wait: bool = MISSING
+    """Whether to follow the job after submitting it."""
+
+
+@dataclass
 class ClusterConfig:
     scheduler: Scheduler = MISSING
     """local: this machine; slurm: through submitit."""
@@ -365,6 +405,8 @@ class ClusterConfig:
     """Nodes of the job: those that train and those that generate."""
     gpus_per_node: int = MISSING
     """Accelerators a node; 0 on a CPU."""
+    driver_node: int = MISSING
+    """Node, counted from 0, of the driver, the environment server and the tracker."""
     fabric: str = MISSING
     """Address prefix that servers listen on, as 10.0. ; 127. keeps everything on the loopback."""
     threads_per_trainer: int = MISSING
@@ -375,6 +417,8 @@ class ClusterConfig:
     """Readiness gates."""
     max_restarts: int = MISSING
     """Restarts of one role before the run fails."""
+    slurm: SlurmConfig = MISSING
+    """The job, read when scheduler is slurm."""
 
 
 @dataclass

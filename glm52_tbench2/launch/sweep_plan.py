@@ -18,7 +18,7 @@ from ..config import checks
 from ..config.compose import leaves, save_run_config
 from ..config.errors import UserError
 from ..config.files import atomic_write_bytes
-from ..config.identity import EXCLUDED, save_identity
+from ..config.identity import decides, save_identity
 from ..config.schema import RunConfig
 from . import preflight
 from .run_folder import identity_now
@@ -74,8 +74,10 @@ def plan(overrides: Sequence[Sequence[str]], compose: Callable[[Sequence[str]], 
             points.append(Point(name, varying[number], config))
         for problem in found:
             problems.setdefault(problem, []).append(number)
+    everyone = list(range(len(names)))
+    if len({point.config.cluster.scheduler for point in points}) > 1:
+        problems["some points run here and some under Slurm; write two sweeps."] = everyone
     if not problems:  # each fits the disk; do all of them?
-        everyone = list(range(len(names)))
         problems = dict.fromkeys(preflight.disk([point.config for point in points]), everyone)
     raise_told(problems, names, "start")
     return Plan(base, tuple(points))
@@ -153,7 +155,7 @@ def _hash(text: str) -> str:
 
 def _fingerprint(config: RunConfig) -> str:
     """Equal for two configs of the same run."""
-    return repr({name: v for name, v in leaves(config).items() if name not in EXCLUDED})
+    return repr({name: v for name, v in leaves(config).items() if decides(name)})
 
 
 def _duplicate(number: int, name: str, same_words: bool) -> str:
