@@ -34,7 +34,7 @@ $(VENV)/.ready: pyproject.toml requirements/constraints.txt requirements/sglang-
 	@touch $@
 
 $(VENV)/.ready-dev: $(VENV)/.ready
-	@scripts/system_packages.sh chromium=chromium
+	@scripts/system_packages.sh chromium=chromium slurm-wlm=slurmctld
 	$(PIP) install -c requirements/constraints.txt -e '.[engine,dev]'
 	@touch $@
 

@@ -18,11 +18,15 @@ usage: glm52 VERB [...]
 
   train [OVERRIDES] [-m]      compose a run and train (experiment=smoke: here,
                               in minutes); -m: a sweep
+  train --dry-run [OVERRIDES] the job Slurm would get, and each node's roles
   resume RUN [--allow]        go on with a run from its last complete checkpoint
   rerun RUN [--allow]         run the same once more, in a new folder beside it
   verify RUN [OTHER]          are its files whole; is OTHER the same, to the bit
   sweep resume DIR [--allow]  run what is missing of a sweep
   sweep table DIR             print a sweep's table, write its pages again
+  jobs [--all]                Slurm jobs: state, step, reward, last sign of life
+  logs RUN [ROLE] [--follow]  what a run, or one of its roles, says
+  stop RUN                    stop a run, wherever it runs; it can be resumed
   report RUN                  write RUN/report.html again
   samples RUN [SAMPLE]        the samples of a step; the transcript of one
   diff A B [C ...]            what differs between runs, experiments or
@@ -67,6 +71,13 @@ def main(argv: list[str] | None = None) -> int:
 def _train(arguments: list[str]) -> int:
     from .config.compose import compose
 
+    if "--dry-run" in arguments:
+        from .launch.slurm.train import described
+
+        if {"-m", "--multirun"} & set(arguments):
+            raise UserError("--dry-run shows the job of one run; leave out -m and what varies.")
+        print(described([compose([a for a in arguments if a != "--dry-run"])]), end="")
+        return 0
     if any(argument.startswith("-") for argument in arguments):
         return _hydra(arguments)
     from .launch.train import train
@@ -189,6 +200,42 @@ def _sweep(arguments: list[str]) -> int:
         return sweep.resume(options.sweep, allow=options.allow)
     sweep.show(options.sweep)
     return 0
+
+
+def _jobs(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        "glm52 jobs", description="List the Slurm jobs of the runs in a folder."
+    )
+    parser.add_argument("--runs-dir", type=Path, default=Path("runs"), help="(runs)")
+    parser.add_argument("--all", action="store_true", help="jobs that have ended, too")
+    options = parser.parse_args(arguments)
+    from .launch.slurm.watch import jobs
+
+    return jobs(options.runs_dir, options.all)
+
+
+def _logs(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        "glm52 logs", description="Print the end of a run's log, or of a role's."
+    )
+    parser.add_argument("run", type=Path, help="run folder")
+    parser.add_argument("role", nargs="?", help="as driver or trainer-0; left out: the run itself")
+    parser.add_argument("--follow", action="store_true", help="until the run is finished")
+    options = parser.parse_args(arguments)
+    from .launch.slurm.watch import logs
+
+    return logs(options.run, options.role, options.follow)
+
+
+def _stop(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        "glm52 stop", description="Stop a run, here or under Slurm; glm52 resume goes on with it."
+    )
+    parser.add_argument("run", type=Path, help="run folder")
+    options = parser.parse_args(arguments)
+    from .launch.slurm.watch import stop
+
+    return stop(options.run)
 
 
 def _report(arguments: list[str]) -> int:
@@ -326,6 +373,9 @@ _VERBS: dict[str, Callable[[list[str]], int]] = {
     "rerun": _rerun,
     "verify": _verify,
     "sweep": _sweep,
+    "jobs": _jobs,
+    "logs": _logs,
+    "stop": _stop,
     "report": _report,
     "samples": _samples,
     "diff": _diff,

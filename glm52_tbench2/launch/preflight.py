@@ -18,6 +18,7 @@ from ..tasks.suite import load_suite, select
 from ..trainer import limits
 from .placement import given_port
 from .ports import fabric_address, is_free
+from .slurm.limits import cluster_problems
 
 _GIB = 2**30
 
@@ -34,14 +35,11 @@ def check(config: RunConfig) -> None:
 
 def problems(config: RunConfig) -> list[str]:
     """Each problem as one sentence that says what to do instead; empty: none."""
-    if config.cluster.scheduler is Scheduler.slurm:
-        # The rest would be told about the wrong machine.
-        return [_slurm()]
+    here = config.cluster.scheduler is Scheduler.local
     return [
         *_name(config),
         *_built(config),
-        *_machine(config),
-        *_sandbox(config),
+        *(_machine(config) + _sandbox(config) if here else cluster_problems(config)),
         *_model(config),
         *_tasks(config),
         *disk([config]),
@@ -49,15 +47,12 @@ def problems(config: RunConfig) -> list[str]:
     ]
 
 
-def _slurm() -> str:
-    if shutil.which("sbatch") is None:
-        return (
-            "This configuration runs under Slurm, and there is none here (sbatch is not found); "
-            "on one machine write: glm52 train experiment=smoke"
-        )
-    return (
-        "Submitting to Slurm is not built yet; on one machine write: glm52 train experiment=smoke"
-    )
+def node_problems(config: RunConfig, node: int) -> list[str]:
+    """What stands in the way of a job's roles on one of its nodes, where this runs."""
+    found = _model(config)
+    if node == config.cluster.driver_node:
+        found += _sandbox(config)
+    return found
 
 
 def _name(config: RunConfig) -> list[str]:
@@ -73,6 +68,11 @@ def _built(config: RunConfig) -> list[str]:
     found = []
     if config.rollout.mode is not Mode.sync:
         found.append("rollout.mode=fully_async is not built yet; write rollout.mode=sync.")
+    if config.engine.gpus_per_engine > config.cluster.gpus_per_node > 0:
+        found.append(
+            f"engine.gpus_per_engine is {config.engine.gpus_per_engine}, more than a node has, "
+            "and an engine over several nodes is not built yet; write engine=balanced."
+        )
     if config.sandbox.provider is not SandboxProvider.local:
         found.append(
             f"sandbox.provider={config.sandbox.provider.name} is not built yet; "

@@ -19,11 +19,12 @@ from ..analysis.sweep_table import COLUMNS, Reader, Row, Table, write_csv
 from ..config.compose import compose, load_run_config
 from ..config.errors import UserError
 from ..config.identity import load_identity
-from ..config.schema import RunConfig
+from ..config.schema import RunConfig, Scheduler
 from . import preflight
 from .ends import short
 from .progress import duration
 from .run_folder import differing, lock
+from .slurm import train as slurm
 from .supervisor import USER_ERROR, Ended
 from .sweep_plan import Plan, create, raise_told, write_point
 from .train import go_on
@@ -33,13 +34,17 @@ INTERRUPTED = STOPPED_BY_SIGNAL + signal.SIGINT
 
 
 def start(planned: Plan, sweep_dir: Path) -> list[int]:
-    """Runs a new sweep and returns each point's exit code.
+    """Runs a new sweep, or queues it where the scheduler is Slurm; each point's exit code.
 
-    0 finished, 1 failed, 2 refused, 128 + N stopped by signal N or not started because of it.
-    Raises UserError, before anything is started, when its folder cannot be made.
+    0 finished or queued, 1 failed, 2 refused, 128 + N stopped by signal N or not started because
+    of it. Raises UserError, before anything is started, when its folder cannot be made.
     """
     create(planned, sweep_dir)
-    return _run(SweepFiles.open(sweep_dir), allow=False)
+    sweep = SweepFiles.open(sweep_dir)
+    if planned.points[0].config.cluster.scheduler is Scheduler.slurm:
+        slurm.queue_sweep(sweep, sweep.points)
+        return [0] * len(sweep.points)
+    return _run(sweep, allow=False)
 
 
 def resume(sweep_dir: Path, allow: bool) -> int:
@@ -49,7 +54,10 @@ def resume(sweep_dir: Path, allow: bool) -> int:
     Raises UserError, before anything is started, with all that stands in the way of any point.
     """
     sweep = SweepFiles.open(sweep_dir)
-    _prepare(sweep, allow)
+    todo = _prepare(sweep, allow)
+    if todo and load_run_config(todo[0].path).cluster.scheduler is Scheduler.slurm:
+        slurm.resume_sweep(sweep, todo, allow)
+        return 0
     return exit_code(_run(sweep, allow))
 
 
@@ -66,8 +74,8 @@ def exit_code(codes: Sequence[int]) -> int:
     return next((code for code in codes if code >= STOPPED_BY_SIGNAL), int(any(codes)))
 
 
-def _prepare(sweep: SweepFiles, allow: bool) -> None:
-    """Checks every point that is not finished, then makes the run folders that were removed."""
+def _prepare(sweep: SweepFiles, allow: bool) -> list[SweepPoint]:
+    """The points that are not finished, checked, their run folders made again where removed."""
     todo = [point for point in sweep.points if sweep.status(point) != "finished"]
     problems: dict[str, list[int]] = {}
     removed: list[tuple[SweepPoint, RunConfig]] = []
@@ -88,6 +96,7 @@ def _prepare(sweep: SweepFiles, allow: bool) -> None:
     raise_told(problems, [point.name for point in todo], "go on")
     for point, config in removed:
         write_point(point.path, config, sweep.path.name)
+    return todo
 
 
 def _other_run(sweep: SweepFiles, point: SweepPoint, config: RunConfig) -> list[str]:

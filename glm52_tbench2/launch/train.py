@@ -10,19 +10,21 @@ from rich.text import Text
 
 from ..config.compose import load_run_config
 from ..config.errors import UserError
-from ..config.schema import RunConfig
+from ..config.schema import RunConfig, Scheduler
 from . import preflight
+from .heart import HEARTBEAT_FILE
 from .placement import place
 from .ports import fabric_address
 from .progress import shown
 from .run_folder import create, last_checkpoint, lock, open_for_resume
-from .supervisor import HEARTBEAT_FILE, USER_ERROR, Ended, Supervisor
+from .slurm import train as slurm
+from .supervisor import USER_ERROR, Ended, Supervisor
 
 
 def train(config: RunConfig, follow: bool = False, origin: dict[str, Any] | None = None) -> int:
-    """Runs a new run to its end and returns the exit code.
+    """Runs a new run to its end, or queues it where the scheduler is Slurm; the exit code.
 
-    0 finished, 1 failed, 128 + N stopped by signal N.
+    0 finished (or queued), 1 failed, 128 + N stopped by signal N.
 
     Args:
         follow: also print the roles' logs.
@@ -30,6 +32,8 @@ def train(config: RunConfig, follow: bool = False, origin: dict[str, Any] | None
 
     Raises UserError, before anything is made or started, with all that stands in the way.
     """
+    if config.cluster.scheduler is Scheduler.slurm:
+        return slurm.train(config, origin)
     preflight.check(config)
     run_dir = create(config, origin)
     greeting = f"Run folder: {_shown(run_dir)}"
@@ -46,6 +50,8 @@ def resume(run_dir: Path, allow: bool, follow: bool = False) -> int:
     `allow`: also when it would go on under another identity, which is then recorded.
     """
     run_dir = run_dir.resolve()
+    if load_run_config(run_dir).cluster.scheduler is Scheduler.slurm:
+        return slurm.resume(run_dir, allow)
     return _end(run_dir, go_on(run_dir, allow, follow))
 
 

@@ -1,0 +1,1 @@
+"""Runs as Slurm jobs: checked, submitted, run on each node, followed and stopped."""

@@ -1,0 +1,145 @@
+"""What `glm52 train` and `glm52 resume` do under Slurm: queue a job, and return."""
+
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from ...analysis.sweep_files import SweepFiles, SweepPoint
+from ...config.compose import load_run_config
+from ...config.errors import UserError
+from ...config.paths import resolve
+from ...config.schema import RunConfig
+from .. import preflight
+from ..ends import short
+from ..placement import place
+from ..progress import shown
+from ..run_folder import create, last_checkpoint, open_for_resume
+from ..supervisor import FINISHED_FILE
+from .queue import states
+from .submit import job_ids, output_of, script, submit
+
+_POLL_S = 2.0
+
+
+def train(config: RunConfig, origin: dict[str, Any] | None = None) -> int:
+    """Queues a new run. Returns 0, or with cluster.slurm.wait what the run ends with.
+
+    Raises UserError, before anything is made, with all that stands in the way.
+    """
+    preflight.check(config)
+    run_dir = create(config, origin)
+    try:
+        return _queue(run_dir, config)
+    except UserError:
+        shutil.rmtree(run_dir)  # nothing of it was queued
+        raise
+
+
+def resume(run_dir: Path, allow: bool) -> int:
+    """Queues a job that goes on with a run; as :func:`train`.
+
+    Raises UserError while a job of the run waits or runs.
+    """
+    run_dir = run_dir.resolve()
+    config = load_run_config(run_dir)
+    if job := _live(run_dir):
+        raise UserError(
+            f"{run_dir} has a job already, {job}; see glm52 jobs, or end it first with: "
+            f"glm52 stop {short(run_dir)}"
+        )
+    open_for_resume(run_dir, allow)
+    preflight.check(config)
+    step = last_checkpoint(run_dir)
+    print(f"{short(run_dir)} will go on {f'after step {step}' if step else 'from its start'}.")
+    return _queue(run_dir, config)
+
+
+def queue_sweep(sweep: SweepFiles, points: Sequence[SweepPoint]) -> None:
+    """Queues points of a sweep, those that ask for the same job as one array.
+
+    Raises UserError with what sbatch said; what was queued before it stays queued.
+    """
+    kinds: dict[str, list[Path]] = {}
+    for point in points:
+        kinds.setdefault(_kind(load_run_config(point.path)), []).append(point.path)
+    jobs: list[str] = []
+    for run_dirs in kinds.values():
+        jobs += submit(run_dirs, load_run_config(run_dirs[0]), sweep.path / "slurm")
+    name = short(sweep.path)
+    # Slurm takes an array's id for all of its points.
+    arrays = list(dict.fromkeys(job.partition("_")[0] for job in jobs))
+    print(
+        f"Queued {len(points)} points as job{'s' * (len(arrays) > 1)} {', '.join(arrays)}: {name}\n"
+        f"  see     glm52 jobs\n"
+        f"  table   glm52 sweep table {name}\n"
+        f"  stop    scancel {' '.join(arrays)}\n"
+        f"  resume  glm52 sweep resume {name}"
+    )
+
+
+def resume_sweep(sweep: SweepFiles, points: Sequence[SweepPoint], allow: bool) -> None:
+    """Queues the points that have no job; as :func:`queue_sweep`. Raises UserError."""
+    waiting = [point for point in points if _live(point.path) is None]
+    if len(waiting) < len(points):
+        print(f"{len(points) - len(waiting)} points have a job already.")
+    for point in waiting:
+        open_for_resume(point.path, allow)
+    if waiting:
+        queue_sweep(sweep, waiting)
+
+
+def described(configs: Sequence[RunConfig]) -> str:
+    """The batch script that these runs, of one kind, would be queued with; each node's roles."""
+    config = configs[0]
+    run_dir = resolve(config.runs_dir) / config.name
+    lines = [script(config, run_dir / "slurm", len(configs)), "# Roles of each node"]
+    placed = place(config, run_dir)
+    for node in range(config.cluster.nodes):
+        roles = [spec.name for spec in placed if spec.node == node]
+        lines.append(f"# {node:>3}  {' '.join(roles) or '(none)'}")
+    return "\n".join(lines) + "\n"
+
+
+def _queue(run_dir: Path, config: RunConfig) -> int:
+    (job,) = submit([run_dir], config, run_dir / "slurm")
+    name = short(run_dir)
+    print(
+        f"Queued as job {job}: {name}\n"
+        f"  see     glm52 jobs\n"
+        f"  follow  glm52 logs {name} --follow\n"
+        f"  stop    glm52 stop {name}\n"
+        f"  resume  glm52 resume {name}"
+    )
+    return follow(run_dir, config) if config.cluster.slurm.wait else 0
+
+
+def _live(run_dir: Path) -> str | None:
+    """The run's job that waits or runs."""
+    found = states(job_ids(run_dir)[-1:])
+    return next((job for job, state in found.items() if state.live), None)
+
+
+def _kind(config: RunConfig) -> str:
+    """Equal for runs that may share an array: their batch script."""
+    return script(config, Path("slurm"))
+
+
+def follow(run_dir: Path, config: RunConfig) -> int:
+    """Shows how a queued run goes until its job has ended; 0 if the run is finished then, else 1.
+
+    Ctrl-C ends the showing, not the job.
+    """
+    job = job_ids(run_dir)[-1]
+    with shown(run_dir, config.steps, Console()) as watcher:
+        while states([job])[job].live:
+            watcher.tick([])
+            time.sleep(_POLL_S)
+        watcher.tick([])
+    if (run_dir / FINISHED_FILE).exists():
+        return 0
+    print(f"Job {job} ended before the run was finished; what it printed: {output_of(run_dir)}")
+    return 1
