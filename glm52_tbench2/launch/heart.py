@@ -45,7 +45,8 @@ class Heart:
             raise RunFailed(f"Another attempt of the job has taken {self._run_dir} over.")
         others = self._peers.beats(signals) if self._peers.count > 1 else {}
         if (node := self._peers.silent()) is not None:
-            raise NodeLost(f"Node {node} ({others[node]['host']}) has not been heard of.")
+            host = others.get(node, {"host": "which never spoke"})["host"]
+            raise NodeLost(f"Node {node} ({host}) is not heard of.")
         self._write(self._own(roles), others, facts)
 
     def last(

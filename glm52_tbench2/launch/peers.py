@@ -17,6 +17,8 @@ from ..config.signals import Signals
 HEAD_FILE = "head.json"
 SILENT_S = 60.0
 """A node not heard of for so long is lost, seconds."""
+FIRST_S = 300.0
+"""The same before it is heard of for the first time: nodes do not start at one moment."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Peers:
         self._starts = 0
         self._heard: dict[int, tuple[str, float]] = {}
         self._lost: set[int] = set()
+        self._since = time.monotonic()
 
     @property
     def head(self) -> bool:
@@ -68,6 +71,7 @@ class Peers:
         """Head: says that this attempt has the run, and where its store is once there is one."""
         if store:
             self._starts += 1
+            self._since = time.monotonic()
         if self.attempt:
             content = {"attempt": self.attempt, "start": self._starts, "store": store}
             atomic_write_bytes(self._path, json.dumps(content).encode())
@@ -117,9 +121,14 @@ class Peers:
         return found
 
     def silent(self) -> int | None:
-        """Head: a member that has been heard of and is not any more; its node's number."""
+        """Head: a member that is not heard of any more; its node's number."""
         now = time.monotonic()
-        self._lost |= {n for n, (_, at) in self._heard.items() if now - at > SILENT_S}
+        for node in range(1, self.count):
+            since, limit_s = self._since, FIRST_S
+            if node in self._heard:
+                since, limit_s = self._heard[node][1], SILENT_S
+            if now - since > limit_s:
+                self._lost.add(node)
         return min(self._lost, default=None)
 
     # --- what the head wants --------------------------------------------------------------------

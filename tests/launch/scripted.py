@@ -95,7 +95,7 @@ def main() -> None:
         Signals.open = lambda self: None  # nothing asks the store: spare the import of torch
     specs = [scripted(*role) for role in roles]
     node, count = map(int, sys.argv[4:] or (0, 1))
-    heart.HEARTBEAT_S, peers_module.SILENT_S = 1.0, 10.0
+    heart.HEARTBEAT_S, peers_module.SILENT_S, peers_module.FIRST_S = 1.0, 10.0, 30.0
     peers = Peers(run_dir, node, count, "job.0" if count > 1 else "")
     with lock(run_dir) if peers.head else nullcontext() as fd:
         ended = Supervisor(
