@@ -36,6 +36,8 @@ def check(config: RunConfig) -> None:
 def problems(config: RunConfig) -> list[str]:
     """Each problem as one sentence that says what to do instead; empty: none."""
     here = config.cluster.scheduler is Scheduler.local
+    if not here and shutil.which("sbatch") is None:
+        return cluster_problems(config)  # the rest would be told about the wrong machine
     return [
         *_name(config),
         *_built(config),

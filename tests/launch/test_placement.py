@@ -102,7 +102,7 @@ def test_roles_are_spread_over_the_nodes(overrides, nodes, tmp_path):
 
 
 def test_on_its_own_node_an_engine_starts_at_the_first_gpu(tmp_path):
-    specs = by_name(place(compose(["sandbox=local", "rollout.mode=sync"]), tmp_path))
+    specs = by_name(place(compose([]), tmp_path))
     assert specs["engine-0"].node == 8 and specs["engine-7"].node == 15
     assert {specs[f"engine-{i}"].env["CUDA_VISIBLE_DEVICES"] for i in range(8)} == {"0,1,2,3"}
     assert specs["trainer-31"].node == 7 and specs["trainer-31"].env["LOCAL_RANK"] == "3"
