@@ -177,6 +177,7 @@ def test_a_warning_without_an_answer_ends_the_job_in_time(tmp_path, nodes):
 def test_a_head_whose_run_was_taken_over_ends_its_roles(tmp_path, nodes):
     head, member = nodes(("worker", sleeps(tmp_path), 0), ("core", sleeps(tmp_path), 1))
     ready(head)
+    ready(member)  # it has found its head
     later = json.dumps({"attempt": "job.1", "start": 1, "store": "127.0.0.1:1"})
     (tmp_path / "head.json").write_text(later)
     code, text = ended(head)
