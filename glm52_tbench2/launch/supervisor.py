@@ -406,8 +406,9 @@ class Supervisor:
         self._interrupts.sleep(timeout_s)
 
     def _tell(self, text: str, show: bool = True) -> None:
-        """Notes an event in logs/supervisor.log and, if `show`, tells the watcher."""
-        with suppress(OSError), (self._run_dir / "logs" / "supervisor.log").open("a") as log:
+        """Notes an event in this node's log and, if `show`, tells the watcher."""
+        name = "supervisor" if self._peers.head else f"supervisor-{self._peers.node}"
+        with suppress(OSError), (self._run_dir / "logs" / f"{name}.log").open("a") as log:
             log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
         if show:
             self._watcher.event(text)

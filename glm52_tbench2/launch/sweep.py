@@ -194,6 +194,8 @@ def _reason(text: str) -> str:
     """Why a run failed, in a line: the culprit, and the last thing its log said."""
     lines = text.splitlines() or ["no reason is known."]
     what, quoted, _ = lines[0].partition(" The end of ")
+    if what.endswith(":") and len(lines) > 1:  # a list follows
+        what += f" {lines[1].strip()}"
     return f"{what} {lines[-1].strip()}" if quoted else what
 
 

@@ -102,6 +102,8 @@ def test_what_fails_on_a_member_is_told_by_the_head(tmp_path, nodes):
     assert "env ended with exit code 1" in text
     assert "no such model" in text
     assert nothing_left(tmp_path)
+    noted = (tmp_path / "logs" / "supervisor-1.log").read_text()
+    assert "the run ended with exit code 1" in noted
 
 
 def test_bad_input_found_on_a_member_is_the_jobs_exit_code(nodes):

@@ -18,6 +18,7 @@ from glm52_tbench2 import cli
 from glm52_tbench2.config.identity import load_identity
 from glm52_tbench2.launch import sweep_plan
 from glm52_tbench2.launch.run_folder import lock
+from glm52_tbench2.launch.sweep import _reason
 from glm52_tbench2.launch.sweep_plan import point_names
 
 from . import sweeping
@@ -348,3 +349,17 @@ def test_names_use_the_shortest_key_that_is_clear() -> None:
         "x=a_b",
         "filters=",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("no such task.", "no such task."),
+        ("R would go on as another run. What differs:\n  seed: 1 -> 2\nUndo that", "seed: 1 -> 2"),
+        ("driver ended with exit code 1. The end of driver.log:\n    a\n    boom", "boom"),
+    ],
+)
+def test_a_points_reason_says_what_happened(text, reason):
+    told = _reason(text)
+    assert told.endswith(reason)
+    assert "\n" not in told
