@@ -76,7 +76,7 @@ def _train(arguments: list[str]) -> int:
 
         if {"-m", "--multirun"} & set(arguments):
             raise UserError("--dry-run shows the job of one run; leave out -m and what varies.")
-        print(described([compose([a for a in arguments if a != "--dry-run"])]), end="")
+        print(described(compose([a for a in arguments if a != "--dry-run"])), end="")
         return 0
     if any(argument.startswith("-") for argument in arguments):
         return _hydra(arguments)

@@ -12,6 +12,7 @@ from ..config.compose import load_run_config
 from ..config.errors import UserError
 from ..config.schema import RunConfig, Scheduler
 from . import preflight
+from .ends import short
 from .heart import HEARTBEAT_FILE
 from .placement import place
 from .ports import fabric_address
@@ -36,9 +37,9 @@ def train(config: RunConfig, follow: bool = False, origin: dict[str, Any] | None
         return slurm.train(config, origin)
     preflight.check(config)
     run_dir = create(config, origin)
-    greeting = f"Run folder: {_shown(run_dir)}"
+    greeting = f"Run folder: {short(run_dir)}"
     if first := (origin or {}).get("rerun_of"):
-        compared = f"glm52 verify {_shown(run_dir.parent / first)} {_shown(run_dir)}"
+        compared = f"glm52 verify {short(run_dir.parent / first)} {short(run_dir)}"
         greeting += f"\nOnce it has finished, compare the two: {compared}"
     with lock(run_dir) as lock_fd:
         return _end(run_dir, _supervise(run_dir, config, lock_fd, follow, greeting))
@@ -67,7 +68,7 @@ def go_on(run_dir: Path, allow: bool, follow: bool = False) -> Ended:
         step = last_checkpoint(run_dir)
         begun = (run_dir / HEARTBEAT_FILE).exists()
         how = "goes on from its start" if begun else "starts"
-        greeting = f"{_shown(run_dir)} {how if step is None else f'goes on after step {step}'}."
+        greeting = f"{short(run_dir)} {how if step is None else f'goes on after step {step}'}."
         return _supervise(run_dir, config, lock_fd, follow, greeting)
 
 
@@ -98,7 +99,7 @@ def _end(run_dir: Path, ended: Ended) -> int:
     kept = "No checkpoint is complete yet" if step is None else f"Step {step} is safe"
     told = (
         f"{ended.text}\n{kept}, and no finished batch is lost. "
-        f"Go on with: glm52 resume {_shown(run_dir)}"
+        f"Go on with: glm52 resume {short(run_dir)}"
     )
     if ended.code == USER_ERROR:
         raise UserError(told)
@@ -119,12 +120,6 @@ def _finished(run_dir: Path, console: Console) -> None:
     except Exception as error:
         print(
             f"The run is finished, but its report is not written ({type(error).__name__}: {error})."
-            f" Try: glm52 report {_shown(run_dir)}",
+            f" Try: glm52 report {short(run_dir)}",
             file=sys.stderr,
         )
-
-
-def _shown(path: Path) -> str:
-    """As a person would write it from here."""
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -45,7 +45,7 @@ JOBS = {
 
 def job(overrides: list[str]) -> str:
     """What --dry-run shows, without this machine's paths."""
-    text = described([compose(overrides)])
+    text = described(compose(overrides))
     return text.replace(sys.executable, "PYTHON").replace(str(ROOT), "ROOT")
 
 

@@ -305,23 +305,24 @@ def _between(codes: Sequence[tuple[str, Any]]) -> str:
 
 def _packages(sides: Sequence[Side]) -> list[Difference]:
     known = {side.label: side.packages for side in sides if side.packages is not None}
-    names = dict.fromkeys(name for packages in known.values() for name in packages)
-    found = []
-    for name in names:
-        values = {label: one[name] for label, one in known.items() if name in one}
-        if len(set(values.values())) > 1:
-            found.append(Difference(Group.packages, name, Effect.training, values))
-    return found
+    return _facts(known, Group.packages, Effect.training)
 
 
 def _machine(sides: Sequence[Side]) -> list[Difference]:
     known = {side.label: side.machine for side in sides if side.machine is not None}
-    names = dict.fromkeys(name for machine in known.values() for name in machine)
+    return _facts(known, Group.machine, Effect.speed)
+
+
+def _facts(
+    known: Mapping[str, Mapping[str, str]], group: Group, effect: Effect
+) -> list[Difference]:
+    """Of facts by side and name, those that the sides that know them do not share."""
+    names = dict.fromkeys(name for facts in known.values() for name in facts)
     found = []
     for name in names:
         values = {label: one[name] for label, one in known.items() if name in one}
         if len(set(values.values())) > 1:
-            found.append(Difference(Group.machine, name, Effect.speed, values))
+            found.append(Difference(group, name, effect, values))
     return found
 
 

@@ -48,11 +48,9 @@ def submit(run_dirs: Sequence[Path], config: RunConfig, folder: Path) -> list[st
     return ids
 
 
-def script(config: RunConfig, folder: Path, points: int = 1) -> str:
-    """The batch script that :func:`submit` hands to sbatch."""
+def script(config: RunConfig, folder: Path) -> str:
+    """The batch script that :func:`submit` hands to sbatch for one run."""
     executor = _executor(config, folder)
-    if points > 1:
-        executor.parameters["map_count"] = points
     return executor._make_submission_file_text(executor._submitit_command_str, "")
 
 
@@ -61,12 +59,12 @@ def job_ids(run_dir: Path) -> list[str]:
     return [entry["job"] for entry in _remembered(run_dir)]
 
 
-def output_of(run_dir: Path, node: int = 0) -> Path | None:
-    """What the newest job printed on a node; None before the first job."""
+def output_of(run_dir: Path) -> Path | None:
+    """What the newest job printed on its head node; None before the first job."""
     entries = _remembered(run_dir)
     if not entries:
         return None
-    return Path(entries[-1]["folder"]) / f"{entries[-1]['job']}_{node}_log.out"
+    return Path(entries[-1]["folder"]) / f"{entries[-1]['job']}_0_log.out"
 
 
 def _executor(config: RunConfig, folder: Path) -> SlurmExecutor:

@@ -92,11 +92,10 @@ def resume_sweep(sweep: SweepFiles, points: Sequence[SweepPoint], allow: bool) -
         queue_sweep(sweep, waiting)
 
 
-def described(configs: Sequence[RunConfig]) -> str:
-    """The batch script that these runs, of one kind, would be queued with; each node's roles."""
-    config = configs[0]
+def described(config: RunConfig) -> str:
+    """The batch script that a run would be queued with, and each node's roles."""
     run_dir = resolve(config.runs_dir) / config.name
-    lines = [script(config, run_dir / "slurm", len(configs)), "# Roles of each node"]
+    lines = [script(config, run_dir / "slurm"), "# Roles of each node"]
     placed = place(config, run_dir)
     for node in range(config.cluster.nodes):
         roles = [spec.name for spec in placed if spec.node == node]

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 from rich.console import Console
@@ -74,11 +75,8 @@ def _line(run_dir: Path, job: JobState) -> Listed:
     config = load_run_config(run_dir)
     numbers = RunNumbers(run_dir, config.steps)
     reward = numbers.latest("driver", "rollout/reward_mean")
-    try:
-        beat = json.loads((run_dir / HEARTBEAT_FILE).read_text())
-        age = duration(max(0.0, time.time() - beat["time"]))
-    except (OSError, ValueError, KeyError):
-        age = ""
+    beat = _heartbeat(run_dir)
+    age = duration(max(0.0, time.time() - beat["time"])) if "time" in beat else ""
     finished = (run_dir / FINISHED_FILE).exists()
     return Listed(
         short(run_dir),
@@ -150,8 +148,16 @@ def stop(run_dir: Path) -> int:
 def _supervisor(run_dir: Path) -> int | None:
     """Process id of the run's supervisor on this machine; None when there is none."""
     try:
-        pid = int(json.loads((run_dir / HEARTBEAT_FILE).read_text())["pid"])
+        pid = int(_heartbeat(run_dir)["pid"])
         ours = any(str(run_dir / ".lock") == file.path for file in psutil.Process(pid).open_files())
-    except (OSError, ValueError, KeyError, psutil.Error):
+    except (KeyError, psutil.Error):
         return None
     return pid if ours else None
+
+
+def _heartbeat(run_dir: Path) -> dict[str, Any]:
+    """What the run's supervisor said last; {} where it has said nothing."""
+    try:
+        return json.loads((run_dir / HEARTBEAT_FILE).read_text())
+    except (OSError, ValueError):
+        return {}
