@@ -61,6 +61,11 @@ class Ended:
     ordered: bool = False
     """Of a member: the head wants it so."""
 
+    @property
+    def stopped(self) -> bool:
+        """By a signal to this node's supervisor."""
+        return self.code > 128
+
 
 class _JobRestart(Exception):
     """A core role ended: every role starts again, from the last checkpoint."""
@@ -117,9 +122,9 @@ class Supervisor:
 
     def run(self) -> Ended:
         """Runs every role to the end. Must be called in the main thread."""
-        (self._run_dir / "logs").mkdir(parents=True, exist_ok=True)
         with self._interrupts.handled(), self._cleaner.nothing_left_behind():
             try:
+                (self._run_dir / "logs").mkdir(parents=True, exist_ok=True)
                 ended = self._run()
             except UserError as error:
                 ended = self._settled(Ended(USER_ERROR, str(error)))
@@ -144,7 +149,7 @@ class Supervisor:
         self._start_all()
         while True:
             if self._interrupts.asked is not None:
-                return self._stopped(self._interrupts.asked)
+                return self._settled(self._stopped(self._interrupts.asked))
             try:
                 self._tick()
             except _JobRestart as cause:
@@ -170,18 +175,22 @@ class Supervisor:
         if self._peers.head:
             self._signals, self._store = Signals.serve(self._host)
             self._peers.take_over(self._store)
+        elif store := self._find_head():
+            self._store, self._signals = store, Signals.at(store)
         else:
-            self._store = self._find_head()
-            self._signals = Signals.at(self._store)
+            return
         for role in self.roles:
             role.start(self._store)
         self._watcher.tick(self.roles)
         self._signals.open()  # imports torch while the roles do the same
 
-    def _find_head(self) -> str:
+    def _find_head(self) -> str | None:
+        """The head's store; None: this node is to stop."""
         until = time.monotonic() + _HEAD_S
         while (store := self._peers.find_head()) is None:
-            if time.monotonic() > until or self._interrupts.asked is not None:
+            if self._interrupts.asked is not None:
+                return None
+            if time.monotonic() > until:
                 raise RunFailed(f"The supervisor of node 0 did not start within {_HEAD_S:g} s.")
             self._wait()
         return store

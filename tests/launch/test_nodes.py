@@ -137,6 +137,27 @@ def test_a_signal_to_the_head_stops_every_node(tmp_path, nodes):
     assert nothing_left(tmp_path)
 
 
+def test_a_signal_to_every_node_is_told_as_such_by_all(tmp_path, nodes):
+    both = nodes(("worker", sleeps(tmp_path), 0), ("core", sleeps(tmp_path), 1))
+    for process in both:
+        ready(process)
+    for process in reversed(both):
+        process.send_signal(signal.SIGTERM)
+    assert [ended(process)[0] for process in both] == [143, 143]
+    assert nothing_left(tmp_path)
+
+
+def test_a_member_that_is_stopped_before_it_has_found_its_head(tmp_path, nodes):
+    head, member = nodes(("core", sleeps(tmp_path), 0))
+    head.kill()
+    until = time.monotonic() + WORK_S
+    while not (tmp_path / "logs").exists():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    member.terminate()
+    assert ended(member)[0] == 143
+
+
 def test_a_warning_asks_for_a_checkpoint_and_ends_the_job_once_it_is_there(tmp_path, nodes):
     answer = "s.wait('checkpoint/wanted', 60); s.publish('checkpoint/saved', '7')\n"
     trainer = STORE + answer + SLEEP

@@ -41,7 +41,8 @@ class Job:
 def run_node(run_dir: Path) -> int:
     """This node's part of a run, to the end; the exit code.
 
-    A member that did as the head says returns 0: the head's code is the job's.
+    A member that did as the head says, or was stopped, returns 0: the head's code is the job's, and
+    srun ends a job at the first task that fails, without a grace.
     """
     node, count = int(os.environ["SLURM_NODEID"]), int(os.environ["SLURM_NNODES"])
     job, restarts = os.environ["SLURM_JOB_ID"], int(os.environ.get("SLURM_RESTART_COUNT", 0))
@@ -52,7 +53,8 @@ def run_node(run_dir: Path) -> int:
     try:
         if not peers.head:
             config = load_run_config(run_dir)
-            return 0 if _supervise(run_dir, config, peers, Silent()).ordered else 1
+            ended = _supervise(run_dir, config, peers, Silent())
+            return 0 if ended.ordered or ended.stopped else 1
         peers.take_over()
         with lock(run_dir) as lock_fd:
             config = open_for_resume(run_dir, allow=False)

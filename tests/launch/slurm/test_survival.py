@@ -178,7 +178,7 @@ def test_nothing_listens_beyond_the_loopback(cluster: Cluster) -> None:
 def test_a_cancelled_job_leaves_nothing_anywhere(cluster: Cluster, tmp_path: Path) -> None:
     glm52("train", *RUN, *JOB, f"runs_dir={tmp_path}")
     (run_dir,) = tmp_path.iterdir()
-    wait_until(lambda: len(processes(run_dir)) > 5, "started")
+    wait_until(lambda: (run_dir / "logs" / "supervisor.log").exists(), "supervised")
     cluster.ask("scancel", "--signal=TERM", job_ids(run_dir)[0])
     wait_until(lambda: not processes(run_dir), "free of processes")
     job = job_ids(run_dir)[0]
