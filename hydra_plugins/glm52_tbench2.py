@@ -8,10 +8,13 @@ one of them is known to start.
 """
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any, ClassVar
 
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobReturn, JobStatus, setup_globals
 from hydra.errors import HydraException
 from hydra.plugins.launcher import Launcher
@@ -25,6 +28,46 @@ from glm52_tbench2.config.paths import resolve
 from glm52_tbench2.config.schema import RunConfig
 
 
+class Composer:
+    """Composes the points of a sweep, files once for all points of the same group choices.
+
+    Hydra merges the files that the choices name, and then applies every other override to what
+    comes out; reading and merging is nearly all of its time.
+    """
+
+    def __init__(self, loader: ConfigLoaderImpl, sweep: DictConfig) -> None:
+        self._loader, self._sweep = loader, sweep
+        self._merged: dict[tuple[str, ...], DictConfig] = {}
+
+    def __call__(self, overrides: Sequence[str]) -> RunConfig:
+        """The config of one point. Raises UserError as Hydra refuses it."""
+        try:
+            parsed = OverridesParser.create(config_loader=self._loader).parse_overrides(
+                list(overrides)
+            )
+            choices = tuple(str(one.input_line) for one in parsed if self._is_choice(one))
+            composed = deepcopy(self._merge(choices))
+            self._loader._apply_overrides_to_config(
+                [one for one in parsed if not self._is_choice(one)], composed
+            )
+            return typed(composed)
+        except (HydraException, OmegaConfBaseException, ValueError) as error:
+            raise UserError(explain(error)) from error
+
+    def _is_choice(self, override: Override) -> bool:
+        """As Hydra tells it: a dict given to a group's name is merged into its values."""
+        is_dict = isinstance(override.value(), dict)
+        return not is_dict and self._loader.repository.group_exists(override.key_or_group)
+
+    def _merge(self, choices: tuple[str, ...]) -> DictConfig:
+        if choices not in self._merged:
+            merged = self._loader.load_sweep_config(self._sweep, list(choices))
+            with open_dict(merged):
+                del merged["hydra"]
+            self._merged[choices] = merged
+        return self._merged[choices]
+
+
 class SweepLauncher(Launcher):
     """Checks the points that a sweeper asks for and runs them as one sweep."""
 
@@ -35,6 +78,7 @@ class SweepLauncher(Launcher):
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
         """Called by Hydra."""
+        assert isinstance(hydra_context.config_loader, ConfigLoaderImpl)
         self._loader, self._config = hydra_context.config_loader, config
 
     def launch(
@@ -49,22 +93,13 @@ class SweepLauncher(Launcher):
         from glm52_tbench2.launch.sweep_plan import plan
 
         setup_globals()
-        planned = plan(job_overrides, self._compose)
+        planned = plan(job_overrides, Composer(self._loader, self._config))
         codes = sweep.start(planned, resolve(self._config.hydra.sweep.dir))
         self.codes.append(sweep.exit_code(codes))
         return [
             JobReturn(overrides=point, _return_value=code, status=JobStatus.COMPLETED)
             for point, code in zip(job_overrides, codes, strict=True)
         ]
-
-    def _compose(self, overrides: Sequence[str]) -> RunConfig:
-        try:
-            composed = self._loader.load_sweep_config(self._config, list(overrides))
-            with open_dict(composed):
-                del composed["hydra"]
-            return typed(composed)
-        except (HydraException, OmegaConfBaseException) as error:
-            raise UserError(explain(error)) from error
 
 
 class Sweeper(BasicSweeper):

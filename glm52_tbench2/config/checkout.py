@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .fingerprints import entries, file_hash, hash_files
+from .once import fact
 from .paths import ROOT
 
 CODE = ROOT / "glm52_tbench2"
@@ -28,6 +29,7 @@ starting weights, which are known by themselves."""
 _WATCHED = ("glm52_tbench2", "conf", "data")
 
 
+@fact
 def sources(code: Path = CODE) -> dict[str, str]:
     """Each source file that decides results -> its sha256. Raises OSError."""
     return {
@@ -48,6 +50,7 @@ class Git:
         self._status = self._start(*status) if known else None
         self._difference = self._start("diff", "HEAD") if known else None
 
+    @fact
     def told(self) -> tuple[str, str]:
         """HEAD, or unknown outside a checkout; and 12 hex digits over what differs from it in code,
         conf and data, new files included, or "". Raises OSError.
@@ -74,6 +77,7 @@ class Git:
             return None
 
 
+@fact
 def machine() -> dict[str, Any]:
     """cpu and gpu by name ("none" without one), cores this process may use, python's version."""
     gpus = {

@@ -5,6 +5,8 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from .once import fact
+
 ABSENT = "absent"
 """In the place of a hash of what is not on this machine."""
 
@@ -17,11 +19,13 @@ def file_hash(path: str | Path) -> str:
         return hashlib.sha256(file.readall()).hexdigest()
 
 
+@fact
 def folder_hash(folder: Path) -> str:
     """sha256 over the files right in `folder`, as :func:`hash_files`. Raises OSError."""
     return hash_files(entries(folder, deep=False))
 
 
+@fact
 def tree_hash(folder: Path) -> str:
     """sha256 over all files below `folder`, ABSENT when there are none. Raises OSError."""
     files = entries(folder, deep=True)

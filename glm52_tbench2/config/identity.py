@@ -18,6 +18,7 @@ from .compose import leaves
 from .errors import UserError
 from .files import atomic_write_bytes
 from .fingerprints import ABSENT, folder_hash, joined, tree_hash
+from .once import fact
 from .paths import resolve
 from .schema import RunConfig
 
@@ -134,7 +135,7 @@ def identify(
 
     Raises UserError when a file that belongs to it cannot be read.
     """
-    git = Git()
+    git = _git()
     sets = list(sets)
     try:
         code = sources()
@@ -260,6 +261,12 @@ def _shortened(hashes: Mapping[str, str]) -> dict[str, str]:
     return {name: value[:12] for name, value in hashes.items()}
 
 
+@fact
+def _git() -> Git:
+    return Git()
+
+
+@fact
 def _version(package: str) -> str:
     try:
         return version(package)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..config.errors import UserError
+from ..config.once import fact
 from ..config.paths import resolve
 from ..config.schema import Device, Mode, RunConfig, SandboxProvider, Scheduler, WandbMode
 from ..envs import namespace
@@ -43,7 +44,12 @@ def problems(config: RunConfig) -> list[str]:
         *_built(config),
         *(_machine(config) + _sandbox(config) if here else cluster_problems(config)),
         *_model(config),
-        *_tasks(config),
+        *_tasks(
+            config.data.train,
+            config.data.eval,
+            config.data.tasks_dir,
+            config.sandbox.provider is SandboxProvider.local,
+        ),
         *disk([config]),
         *_secrets(config),
     ]
@@ -126,8 +132,11 @@ def _gpus(config: RunConfig) -> list[str]:
 
 
 def _sandbox(config: RunConfig) -> list[str]:
-    if config.sandbox.provider is not SandboxProvider.local:
-        return []
+    return _namespace() if config.sandbox.provider is SandboxProvider.local else []
+
+
+@fact
+def _namespace() -> list[str]:
     try:
         namespace.check()
     except UserError as error:
@@ -152,10 +161,11 @@ def _model(config: RunConfig) -> list[str]:
     return [f"model.path, {folder}, holds no {' and no '.join(missing)}; copy the whole model."]
 
 
-def _tasks(config: RunConfig) -> list[str]:
+@fact
+def _tasks(train: str, held_out: str, tasks_dir: str, local: bool) -> list[str]:
     found: list[str] = []
     sets: list[TaskSet] = []
-    for name in (config.data.train, config.data.eval):
+    for name in (train, held_out):
         try:
             sets.append(load_set(name))
         except UserError as error:
@@ -166,11 +176,11 @@ def _tasks(config: RunConfig) -> list[str]:
     except UserError as error:
         found.append(str(error))
     try:
-        suite = load_suite(resolve(config.data.tasks_dir))
+        suite = load_suite(resolve(tasks_dir))
         chosen = [select(suite, one.ids) for one in sets]
         if not found:
             check_leakage(*chosen)
-        if config.sandbox.provider is SandboxProvider.local:
+        if local:
             for task in (task for tasks in chosen for task in tasks):
                 read_recipe(task.environment)
     except (UserError, SandboxError) as error:

@@ -19,6 +19,7 @@ from ..analysis.sweep_table import COLUMNS, Reader, Row, Table, write_csv
 from ..config.compose import compose, load_run_config
 from ..config.errors import UserError
 from ..config.identity import load_identity
+from ..config.once import looked_up_once
 from ..config.schema import RunConfig, Scheduler
 from . import preflight
 from .ends import short
@@ -42,8 +43,11 @@ def start(planned: Plan, sweep_dir: Path) -> list[int]:
     create(planned, sweep_dir)
     sweep = SweepFiles.open(sweep_dir)
     if planned.points[0].config.cluster.scheduler is Scheduler.slurm:
-        slurm.queue_sweep(sweep, sweep.points)
-        return [0] * len(sweep.points)
+        configs = [point.config for point in planned.points]
+        slurm.queue_sweep(
+            sweep.path, {one.path: c for one, c in zip(sweep.points, configs, strict=True)}
+        )
+        return [0] * len(configs)
     return _run(sweep, allow=False)
 
 
@@ -74,6 +78,7 @@ def exit_code(codes: Sequence[int]) -> int:
     return next((code for code in codes if code >= STOPPED_BY_SIGNAL), int(any(codes)))
 
 
+@looked_up_once()
 def _prepare(sweep: SweepFiles, allow: bool) -> list[SweepPoint]:
     """The points that are not finished, checked, their run folders made again where removed."""
     todo = [point for point in sweep.points if sweep.status(point) != "finished"]

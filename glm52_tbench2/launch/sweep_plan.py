@@ -19,6 +19,7 @@ from ..config.compose import leaves, save_run_config
 from ..config.errors import UserError
 from ..config.files import atomic_write_bytes
 from ..config.identity import decides, save_identity
+from ..config.once import looked_up_once
 from ..config.schema import RunConfig
 from . import preflight
 from .run_folder import identity_now
@@ -49,6 +50,7 @@ class Plan:
     points: tuple[Point, ...]
 
 
+@looked_up_once()
 def plan(overrides: Sequence[Sequence[str]], compose: Callable[[Sequence[str]], RunConfig]) -> Plan:
     """The points that `overrides` describe, one list a point.
 
@@ -83,6 +85,7 @@ def plan(overrides: Sequence[Sequence[str]], compose: Callable[[Sequence[str]], 
     return Plan(base, tuple(points))
 
 
+@looked_up_once()
 def create(planned: Plan, sweep_dir: Path) -> None:
     """Makes the sweep's folder: sweep.json, and each point's run folder, ready to start.
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import yaml
 
 from ..config.errors import UserError
+from ..config.once import fact
 from ..config.paths import DATA
 from .suite import Task, asked
 
@@ -37,6 +38,7 @@ def set_names(data: Path = DATA) -> list[str]:
     return sorted(f"{path.parent.parent.name}/{path.stem}" for path in paths)
 
 
+@fact
 def load_set(name: str, data: Path = DATA) -> TaskSet:
     """Reads the task set `name` (SUITE/SET) from the folder `data`.
 

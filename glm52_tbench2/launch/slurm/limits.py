@@ -5,6 +5,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 
+from ...config.once import fact
 from ...config.schema import RunConfig
 
 _ASK_S = 20.0
@@ -85,6 +86,7 @@ def request_problems(config: RunConfig, partition: Partition) -> list[str]:
     return found
 
 
+@fact
 def ask_partitions() -> list[Partition]:
     """Every partition that Slurm shows us. Raises OSError, subprocess.SubprocessError."""
     done = subprocess.run(

@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from rich.console import Console
 from ...analysis.sweep_files import SweepFiles, SweepPoint
 from ...config.compose import load_run_config
 from ...config.errors import UserError
+from ...config.once import looked_up_once
 from ...config.paths import resolve
 from ...config.schema import RunConfig
 from .. import preflight
@@ -58,18 +59,18 @@ def resume(run_dir: Path, allow: bool) -> int:
     return _queue(run_dir, config)
 
 
-def queue_sweep(sweep: SweepFiles, points: Sequence[SweepPoint]) -> None:
-    """Queues points of a sweep, those that ask for the same job as one array.
+def queue_sweep(sweep_dir: Path, points: Mapping[Path, RunConfig]) -> None:
+    """Queues runs of a sweep, those that ask for the same job as one array.
 
     Raises UserError with what sbatch said; what was queued before it stays queued.
     """
     kinds: dict[str, list[Path]] = {}
-    for point in points:
-        kinds.setdefault(_kind(load_run_config(point.path)), []).append(point.path)
+    for run_dir, config in points.items():
+        kinds.setdefault(_kind(config), []).append(run_dir)
     jobs: list[str] = []
     for run_dirs in kinds.values():
-        jobs += submit(run_dirs, load_run_config(run_dirs[0]), sweep.path / "slurm")
-    name = short(sweep.path)
+        jobs += submit(run_dirs, points[run_dirs[0]], sweep_dir / "slurm")
+    name = short(sweep_dir)
     # Slurm takes an array's id for all of its points.
     arrays = list(dict.fromkeys(job.partition("_")[0] for job in jobs))
     print(
@@ -81,15 +82,16 @@ def queue_sweep(sweep: SweepFiles, points: Sequence[SweepPoint]) -> None:
     )
 
 
+@looked_up_once()
 def resume_sweep(sweep: SweepFiles, points: Sequence[SweepPoint], allow: bool) -> None:
     """Queues the points that have no job; as :func:`queue_sweep`. Raises UserError."""
     waiting = [point for point in points if _live(point.path) is None]
     if len(waiting) < len(points):
         print(f"{len(points) - len(waiting)} points have a job already.")
-    for point in waiting:
-        open_for_resume(point.path, allow)
     if waiting:
-        queue_sweep(sweep, waiting)
+        queue_sweep(
+            sweep.path, {point.path: open_for_resume(point.path, allow) for point in waiting}
+        )
 
 
 def described(config: RunConfig) -> str:
