@@ -18,7 +18,8 @@ usage: glm52 VERB [...]
 
   train [OVERRIDES] [-m]      compose a run and train (experiment=smoke: here,
                               in minutes); -m: a sweep
-  train --dry-run [OVERRIDES] the job Slurm would get, and each node's roles
+  train --dry-run [OVERRIDES] the job Slurm would get, and each node's roles;
+                              with -m a sweep's points, jobs and problems
   resume RUN [--allow]        go on with a run from its last complete checkpoint
   rerun RUN [--allow]         run the same once more, in a new folder beside it
   verify RUN [OTHER]          are its files whole; is OTHER the same, to the bit
@@ -72,11 +73,12 @@ def _train(arguments: list[str]) -> int:
     from .config.compose import compose
 
     if "--dry-run" in arguments:
-        from .launch.slurm.train import described
-
+        shown = [argument for argument in arguments if argument != "--dry-run"]
         if {"-m", "--multirun"} & set(arguments):
-            raise UserError("--dry-run shows the job of one run; leave out -m and what varies.")
-        print(described(compose([a for a in arguments if a != "--dry-run"])), end="")
+            return _hydra([*shown, "hydra.launcher.dry_run=true"])
+        from .launch import dry_run
+
+        print(dry_run.run(compose(shown)), end="")
         return 0
     if any(argument.startswith("-") for argument in arguments):
         return _hydra(arguments)

@@ -7,8 +7,10 @@ when its turn comes. These two hand all points over at once, and nothing is writ
 one of them is known to start.
 """
 
+import sys
 from collections.abc import Sequence
 from copy import deepcopy
+from pathlib import Path
 from typing import Any, ClassVar
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -74,6 +76,9 @@ class SweepLauncher(Launcher):
     codes: ClassVar[list[int]] = []
     """Exit codes of the sweeps of this process: Hydra hands none back from a multirun."""
 
+    def __init__(self, dry_run: bool = False) -> None:
+        self._dry_run = dry_run
+
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
@@ -93,13 +98,32 @@ class SweepLauncher(Launcher):
         from glm52_tbench2.launch.sweep_plan import plan
 
         setup_globals()
-        planned = plan(job_overrides, Composer(self._loader, self._config))
-        codes = sweep.start(planned, resolve(self._config.hydra.sweep.dir))
+        composer = Composer(self._loader, self._config)
+        sweep_dir = resolve(self._config.hydra.sweep.dir)
+        if self._dry_run:
+            self._show(job_overrides, composer, sweep_dir)
+            return []
+        codes = sweep.start(plan(job_overrides, composer), sweep_dir)
         self.codes.append(sweep.exit_code(codes))
         return [
             JobReturn(overrides=point, _return_value=code, status=JobStatus.COMPLETED)
             for point, code in zip(job_overrides, codes, strict=True)
         ]
+
+    def _show(
+        self, job_overrides: Sequence[Sequence[str]], composer: Composer, sweep_dir: Path
+    ) -> None:
+        from glm52_tbench2.launch import dry_run
+        from glm52_tbench2.launch.sweep_plan import draft, raise_told
+
+        drafted = draft(job_overrides, composer)
+        print(dry_run.points(drafted, sweep_dir), end="", flush=True)
+        try:
+            raise_told(drafted.problems, drafted.names, "start")
+        except UserError as error:
+            print(error, file=sys.stderr)
+            self.codes.append(2)
+        print(dry_run.jobs(drafted, sweep_dir), end="")
 
 
 class Sweeper(BasicSweeper):

@@ -28,7 +28,9 @@ def register_schema() -> None:
     """Makes Hydra check every composition against the schema's types, and know hydra/*: glm52."""
     store = ConfigStore.instance().store
     store("schema", RunConfig)
-    store("glm52", {"_target_": f"{_PLUGINS}.SweepLauncher"}, group="hydra/launcher")
+    store(
+        "glm52", {"_target_": f"{_PLUGINS}.SweepLauncher", "dry_run": False}, group="hydra/launcher"
+    )
     store("glm52", {"_target_": f"{_PLUGINS}.Sweeper", "params": None}, group="hydra/sweeper")
 
 

@@ -42,6 +42,22 @@ class Point:
 
 
 @dataclass(frozen=True)
+class Draft:
+    """A sweep of which some points may not be able to start."""
+
+    base: tuple[str, ...]
+    """Overrides that all points share."""
+    names: list[str]
+    """Each point's name, as :class:`Point` has it."""
+    varying: list[tuple[str, ...]]
+    """Each point's overrides, as :class:`Point` has them."""
+    composed: dict[str, RunConfig]
+    """Name -> config of each point that composes."""
+    problems: dict[str, list[int]]
+    """Problem -> numbers of its points, as :func:`raise_told` takes them."""
+
+
+@dataclass(frozen=True)
 class Plan:
     """A sweep of which every point can start."""
 
@@ -50,18 +66,30 @@ class Plan:
     points: tuple[Point, ...]
 
 
-@looked_up_once()
 def plan(overrides: Sequence[Sequence[str]], compose: Callable[[Sequence[str]], RunConfig]) -> Plan:
-    """The points that `overrides` describe, one list a point.
+    """The points of a :func:`draft`. Raises UserError with every problem of every point."""
+    drafted = draft(overrides, compose)
+    raise_told(drafted.problems, drafted.names, "start")
+    points = [
+        Point(name, varying, drafted.composed[name])
+        for name, varying in zip(drafted.names, drafted.varying, strict=True)
+    ]
+    return Plan(drafted.base, tuple(points))
 
-    `compose` gives a point's config, its values not yet checked against each other. Raises
-    UserError with every problem of every point.
+
+@looked_up_once()
+def draft(
+    overrides: Sequence[Sequence[str]], compose: Callable[[Sequence[str]], RunConfig]
+) -> Draft:
+    """The points that `overrides` describe, one list a point, and what stands in their way.
+
+    `compose` gives a point's config, its values not yet checked against each other.
     """
     base = tuple(one for one in overrides[0] if all(one in point for point in overrides))
     varying = [tuple(one for one in point if one not in base) for point in overrides]
     names = point_names(varying)
     problems: dict[str, list[int]] = {}
-    points: list[Point] = []
+    composed: dict[str, RunConfig] = {}
     alike: dict[str, int] = {}
     for number, (name, whole) in enumerate(zip(names, overrides, strict=True)):
         try:
@@ -73,16 +101,15 @@ def plan(overrides: Sequence[Sequence[str]], compose: Callable[[Sequence[str]], 
             found = checks.problems(config) + preflight.problems(config)
             if first != number:
                 found.append(_duplicate(first, names[first], varying[first] == varying[number]))
-            points.append(Point(name, varying[number], config))
+            composed[name] = config
         for problem in found:
             problems.setdefault(problem, []).append(number)
     everyone = list(range(len(names)))
-    if len({point.config.cluster.scheduler for point in points}) > 1:
+    if len({config.cluster.scheduler for config in composed.values()}) > 1:
         problems["some points run here and some under Slurm; write two sweeps."] = everyone
     if not problems:  # each fits the disk; do all of them?
-        problems = dict.fromkeys(preflight.disk([point.config for point in points]), everyone)
-    raise_told(problems, names, "start")
-    return Plan(base, tuple(points))
+        problems = dict.fromkeys(preflight.disk(list(composed.values())), everyone)
+    return Draft(base, names, varying, composed, problems)
 
 
 @looked_up_once()

@@ -3,12 +3,15 @@
 Review the difference in git.
 """
 
+import io
+import re
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
+from glm52_tbench2.cli import main as glm52
 from glm52_tbench2.config.compose import compose, to_yaml
 from glm52_tbench2.config.paths import CONF, ROOT
-from glm52_tbench2.launch.slurm.train import described
 
 FOLDER = Path(__file__).parent
 COMPOSITIONS = {
@@ -39,14 +42,34 @@ JOBS = {
         "cluster.slurm.container_image=/images/glm52.sqsh",
         "cluster.slurm.container_mounts=['/data:/data','/scratch:/scratch']",
     ],
+    "sweep": [
+        "-m",
+        "experiment=smoke",
+        "cluster=slurm",
+        "hydra.sweep.dir=runs/trial",
+        "seed=1,2",
+        "cluster.nodes=2,3",
+        "cluster.driver_node=0,1",
+    ],
+    "local_sweep": [
+        "-m",
+        "experiment=smoke",
+        "hydra.sweep.dir=runs/trial",
+        "data=mini8,mini69",
+        "seed=1,2",
+    ],
 }
 """Golden job -> overrides."""
 
 
 def job(overrides: list[str]) -> str:
-    """What --dry-run shows, without this machine's paths."""
-    text = described(compose(overrides))
-    return text.replace(sys.executable, "PYTHON").replace(str(ROOT), "ROOT")
+    """What --dry-run shows, without this machine's paths and the identities of its code."""
+    out = io.StringIO()
+    # What stands in the way here is told on stderr.
+    with redirect_stdout(out), redirect_stderr(io.StringIO()):
+        glm52(["train", "--dry-run", *overrides])
+    text = out.getvalue().replace(sys.executable, "PYTHON").replace(str(ROOT), "ROOT")
+    return re.sub(r"\b[0-9a-f]{16}\b", "IDENTITY", text)
 
 
 def main() -> None:

@@ -325,6 +325,32 @@ def test_a_single_point_is_a_sweep_too(sweep, runs_dir: Path) -> None:
     assert [run.name for run in run_folders(the_sweep(runs_dir))] == ["point1"]
 
 
+def test_a_dry_run_tells_every_point_and_all_problems_and_makes_nothing(
+    sweep, runs_dir: Path, capsys
+) -> None:
+    assert sweep("", "--dry-run", "seed=2,1") == 0
+    said, told = capsys.readouterr()
+    first, second = (line.split() for line in said.splitlines()[3:5])
+    assert (first[1:3], first[4:]) == (["1", "seed=2"], ["seed=2"])
+    assert second[2] == "seed=1" and second[3] != first[3] and len(first[3]) == 16
+    assert "one after another, in this order" in said and not told
+
+    assert sweep("", "--dry-run", "data=mini8,mini9", "optim.lr=1e-4,0") == 2
+    said, told = capsys.readouterr()
+    assert "for 2 reasons" in told
+    assert "  - data=mini8,lr=0: optim.lr is 0.0; it must be above 0." in told
+    assert "  - data=mini9,lr=0.0001 and data=mini9,lr=0: There is no data 'mini9'" in told
+    assert [line.split()[3] == "-" for line in said.splitlines()[3:7]] == [False, False, True, True]
+    assert not runs_dir.exists()
+
+
+def test_a_dry_run_names_the_identity_that_the_run_then_has(sweep, runs_dir: Path, capsys) -> None:
+    assert sweep("", "--dry-run", "seed=1,2") == 0
+    shown = [line.split()[3] for line in capsys.readouterr().out.splitlines()[3:5]]
+    assert sweep("", "seed=1,2") == 0
+    assert shown == [load_identity(run)[0].hash for run in run_folders(the_sweep(runs_dir))]
+
+
 WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\n\r"), max_size=60)
 
 

@@ -5,9 +5,9 @@ One task a node, which runs that node's supervisor. A sweep is one array.
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from submitit import SlurmExecutor
 from submitit.core.utils import FailedJobError, FailedSubmissionError
@@ -18,6 +18,7 @@ from ...config.schema import RunConfig
 from .job import Job
 
 JOBS_FILE = "slurm/jobs.json"
+T = TypeVar("T")
 
 
 class _Executor(SlurmExecutor):
@@ -48,9 +49,19 @@ def submit(run_dirs: Sequence[Path], config: RunConfig, folder: Path) -> list[st
     return ids
 
 
-def script(config: RunConfig, folder: Path) -> str:
-    """The batch script that :func:`submit` hands to sbatch for one run."""
+def arrays(configs: Mapping[T, RunConfig]) -> list[list[T]]:
+    """Groups runs that may share an array: those of the same batch script."""
+    kinds: dict[str, list[T]] = {}
+    for run, config in configs.items():
+        kinds.setdefault(script(config, Path("slurm")), []).append(run)
+    return list(kinds.values())
+
+
+def script(config: RunConfig, folder: Path, runs: int = 1) -> str:
+    """The batch script that :func:`submit` hands to sbatch for so many runs."""
     executor = _executor(config, folder)
+    if runs > 1:
+        executor.parameters["map_count"] = runs
     return executor._make_submission_file_text(executor._submitit_command_str, "")
 
 

@@ -12,16 +12,14 @@ from ...analysis.sweep_files import SweepFiles, SweepPoint
 from ...config.compose import load_run_config
 from ...config.errors import UserError
 from ...config.once import looked_up_once
-from ...config.paths import resolve
 from ...config.schema import RunConfig
 from .. import preflight
 from ..ends import short
-from ..placement import place
 from ..progress import shown
 from ..run_folder import create, last_checkpoint, open_for_resume
 from ..supervisor import FINISHED_FILE
 from .queue import states
-from .submit import job_ids, output_of, script, submit
+from .submit import arrays, job_ids, output_of, submit
 
 _POLL_S = 2.0
 
@@ -64,20 +62,17 @@ def queue_sweep(sweep_dir: Path, points: Mapping[Path, RunConfig]) -> None:
 
     Raises UserError with what sbatch said; what was queued before it stays queued.
     """
-    kinds: dict[str, list[Path]] = {}
-    for run_dir, config in points.items():
-        kinds.setdefault(_kind(config), []).append(run_dir)
     jobs: list[str] = []
-    for run_dirs in kinds.values():
+    for run_dirs in arrays(points):
         jobs += submit(run_dirs, points[run_dirs[0]], sweep_dir / "slurm")
     name = short(sweep_dir)
     # Slurm takes an array's id for all of its points.
-    arrays = list(dict.fromkeys(job.partition("_")[0] for job in jobs))
+    ids = list(dict.fromkeys(job.partition("_")[0] for job in jobs))
     print(
-        f"Queued {len(points)} points as job{'s' * (len(arrays) > 1)} {', '.join(arrays)}: {name}\n"
+        f"Queued {len(points)} points as job{'s' * (len(ids) > 1)} {', '.join(ids)}: {name}\n"
         f"  see     glm52 jobs\n"
         f"  table   glm52 sweep table {name}\n"
-        f"  stop    scancel {' '.join(arrays)}\n"
+        f"  stop    scancel {' '.join(ids)}\n"
         f"  resume  glm52 sweep resume {name}"
     )
 
@@ -92,17 +87,6 @@ def resume_sweep(sweep: SweepFiles, points: Sequence[SweepPoint], allow: bool) -
         queue_sweep(
             sweep.path, {point.path: open_for_resume(point.path, allow) for point in waiting}
         )
-
-
-def described(config: RunConfig) -> str:
-    """The batch script that a run would be queued with, and each node's roles."""
-    run_dir = resolve(config.runs_dir) / config.name
-    lines = [script(config, run_dir / "slurm"), "# Roles of each node"]
-    placed = place(config, run_dir)
-    for node in range(config.cluster.nodes):
-        roles = [spec.name for spec in placed if spec.node == node]
-        lines.append(f"# {node:>3}  {' '.join(roles) or '(none)'}")
-    return "\n".join(lines) + "\n"
 
 
 def _queue(run_dir: Path, config: RunConfig) -> int:
@@ -122,11 +106,6 @@ def _live(run_dir: Path) -> str | None:
     """The run's job that waits or runs."""
     found = states(job_ids(run_dir)[-1:])
     return next((job for job, state in found.items() if state.live), None)
-
-
-def _kind(config: RunConfig) -> str:
-    """Equal for runs that may share an array: their batch script."""
-    return script(config, Path("slurm"))
 
 
 def follow(run_dir: Path, config: RunConfig) -> int:

@@ -147,6 +147,18 @@ def test_a_sweep_is_one_array_and_what_is_missing_can_be_queued_again(tmp_path, 
     wait_until(lambda: [state(point) for point in points] == ["FAILED"] * 2)
 
 
+def test_a_dry_run_shows_the_very_script_that_a_sweep_is_queued_with(tmp_path, capsys):
+    where = f"hydra.sweep.dir={tmp_path / 'runs' / 'trial'}"
+    base = ["experiment=smoke", "cluster=slurm", "cluster.fabric=127.", where]
+    ends = "cluster.slurm.setup=[exit 3]"
+    assert main(["train", "-m", "--dry-run", *base, ends, "seed=1,2"]) == 0
+    said = capsys.readouterr().out
+    assert not (tmp_path / "runs").exists()
+    folder = sweep(tmp_path / "runs", where)
+    (queued,) = (folder / "slurm").glob("*_submission.sh")
+    assert said.partition("#!")[2].startswith(queued.read_text().removeprefix("#!").rstrip())
+
+
 def test_points_that_ask_for_different_jobs_are_different_arrays(tmp_path, capsys):
     folder = sweep(tmp_path / "runs", "cluster.nodes=1,2")
     arrays = [job_ids(path)[0].partition("_")[0] for path in sorted(folder.glob("*seed*"))]
