@@ -138,4 +138,9 @@ class Sweeper(BasicSweeper):
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         overrides = parser.parse_overrides([*self._parse_config(), *arguments])
         (points,) = self.split_arguments(overrides, max_batch_size=None)
+        if len(points) == 1:
+            raise UserError(
+                "Nothing varies, so this is no sweep; leave -m away, or give a knob several "
+                "values, as seed=1,2."
+            )
         return [self.launcher.launch(points, initial_job_idx=0)]

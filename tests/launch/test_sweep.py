@@ -320,9 +320,12 @@ def test_a_folder_that_is_no_sweep_is_refused(tmp_path: Path, capsys) -> None:
     assert "damaged" in capsys.readouterr().err
 
 
-def test_a_single_point_is_a_sweep_too(sweep, runs_dir: Path) -> None:
-    assert sweep("", "seed=3") == 0
-    assert [run.name for run in run_folders(the_sweep(runs_dir))] == ["point1"]
+def test_what_varies_in_nothing_is_no_sweep(sweep, runs_dir: Path, capsys) -> None:
+    for more in ([], ["seed=range(3,4)"], ["--dry-run"]):
+        assert sweep("", "optim.lr=1e-4", *more) == 2
+        told = capsys.readouterr().err
+        assert told.startswith("Nothing varies, so this is no sweep; leave -m away, or give")
+    assert not runs_dir.exists()
 
 
 def test_a_dry_run_tells_every_point_and_all_problems_and_makes_nothing(
