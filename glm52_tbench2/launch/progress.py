@@ -145,7 +145,7 @@ def view(
     head.add_column(justify="right", no_wrap=True)
     head.add_row(Text(title, "bold"), Text(duration(elapsed_s), "dim"))
     starting = any(role.state is State.starting for role in roles)
-    blocks: list[RenderableType] = [Text(), head, Text(), _bars(numbers, starting)]
+    blocks: list[RenderableType] = [Text(), head, Text(), _bars(numbers, starting, elapsed_s)]
     if numbers.metrics:
         blocks += [Text(), _figures(numbers)]
     blocks += [Text(), _roles(roles), *(Text(event, "yellow") for event in events)]
@@ -154,19 +154,22 @@ def view(
     return body
 
 
-def _bars(numbers: RunNumbers, starting: bool) -> Table:
+def _bars(numbers: RunNumbers, starting: bool, elapsed_s: float) -> Table:
     """How far the run is; while a role is `starting` the others wait, whatever they call it."""
     rows = Table.grid(padding=(0, 2), expand=True)
     rows.add_column(width=_LABEL_WIDTH, no_wrap=True)
     rows.add_column(ratio=1)
     rows.add_column(min_width=20, no_wrap=True)
-    left = numbers.seconds_left()
+    finished, left = numbers.finished, numbers.seconds_left()
+    end = f"finished in {duration(elapsed_s)}" if finished else ""
+    if left is not None and not finished:
+        end = f"{duration(left)} left"
     rows.add_row(
         Text(f"step {numbers.trained}/{numbers.steps}"),
         ProgressBar(max(numbers.steps, 1), numbers.trained, style="dim", complete_style="green"),
-        Text("" if left is None else f"{duration(left)} left", "dim"),
+        Text(end, "green" if finished else "dim"),
     )
-    phase = numbers.phase()
+    phase = None if finished else numbers.phase()
     if phase is not None and phase.total:
         rows.add_row(
             Text(_PHASES.get(phase.name, phase.name), "dim"),

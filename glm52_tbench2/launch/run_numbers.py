@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .supervisor import FINISHED_FILE
+
 METRICS_FILE = "metrics.jsonl"
 PROGRESS_FILE = "progress.json"
 _STEPS_TIMED = 10
@@ -59,6 +61,11 @@ class RunNumbers:
         except (ValueError, KeyError, TypeError):
             return None
         return source, step
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has come to its end, and well."""
+        return (self._run_dir / FINISHED_FILE).exists()
 
     def phase(self) -> Phase | None:
         """What the driver is doing; None when it has not said so since this was made."""

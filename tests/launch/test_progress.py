@@ -132,6 +132,22 @@ def test_the_view_shows_who_is_starting_and_then_the_figures(tmp_path):
         assert word in end, word
 
 
+def test_the_last_frame_of_a_finished_run_says_that_it_finished(tmp_path):
+    console = Console(file=io.StringIO(), width=90, force_terminal=True, color_system=None)
+    numbers = RunNumbers(tmp_path, 2)
+    with LiveProgress(numbers, console, "smoke-1") as progress:
+        record = {"phase": "done", "step": 2, "samples_done": 0, "samples_total": 0}
+        (tmp_path / "progress.json").write_text(json.dumps({**record, "time": time.time() + 100}))
+        train_step(tmp_path, 1)
+        train_step(tmp_path, 2)
+        progress.tick([role(tmp_path, "driver", State.ready)])
+        before = console.file.getvalue()
+        (tmp_path / "finished").touch()
+    end = console.file.getvalue()[len(before) :]
+    assert "finishing" in before and "0:00 left" in before
+    assert "finished in 0:00" in end and "finishing" not in end and "left" not in end
+
+
 def test_on_a_narrow_terminal_a_mark_stays_with_its_role(tmp_path):
     console = Console(file=io.StringIO(), width=40, force_terminal=True, color_system=None)
     names = ("env", "engine", "trainer", "driver", "tracker")
