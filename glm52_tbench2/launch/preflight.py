@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..config.errors import UserError
+from ..config.fabric import fabric_address
 from ..config.once import fact
 from ..config.paths import resolve
 from ..config.schema import Device, Mode, RunConfig, SandboxProvider, Scheduler, WandbMode
@@ -18,7 +19,7 @@ from ..tasks.sets import TaskSet, check_disjoint, check_leakage, load_set
 from ..tasks.suite import load_suite, select
 from ..trainer import limits
 from .placement import given_port
-from .ports import fabric_address, is_free
+from .ports import is_free
 from .slurm.limits import cluster_problems
 
 _GIB = 2**30

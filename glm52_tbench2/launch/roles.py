@@ -11,10 +11,11 @@ from enum import Enum
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
+from ..config.fabric import interface_of
 from ..config.paths import ROOT
 from ..config.signals import STORE_VARIABLE, Signals
 from . import guard
-from .ports import free_port, interface_of
+from .ports import free_port
 
 GRACE_S = 8.0
 """Time between asking a role to end and killing it, seconds."""

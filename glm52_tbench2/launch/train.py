@@ -10,12 +10,12 @@ from rich.text import Text
 
 from ..config.compose import load_run_config
 from ..config.errors import UserError
+from ..config.fabric import fabric_address
 from ..config.schema import RunConfig, Scheduler
 from . import preflight
 from .ends import short
 from .heart import HEARTBEAT_FILE
 from .placement import place
-from .ports import fabric_address
 from .progress import shown
 from .run_folder import create, last_checkpoint, lock, open_for_resume
 from .slurm import train as slurm

@@ -3,13 +3,13 @@
 import os
 from datetime import timedelta
 
-import psutil
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from glm52_tbench2.config.errors import UserError
+from glm52_tbench2.config.fabric import fabric_address
 from glm52_tbench2.config.schema import RunConfig
 
 # Ranks wait for each other only inside a step, but a step at full size may recompute for long.
@@ -34,9 +34,8 @@ def connect(run: RunConfig, store: dist.Store, rank: int, world_size: int) -> No
     if run.cluster.threads_per_trainer:
         torch.set_num_threads(run.cluster.threads_per_trainer)
     # Collectives open sockets on this interface only: never on one that faces elsewhere.
-    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface(
-        run.cluster.fabric
-    )
+    _, interface = fabric_address(run.cluster.fabric)
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     dist.init_process_group(
@@ -67,17 +66,3 @@ def disconnect() -> None:
     """Leaves the groups."""
     parallel_state.destroy_model_parallel()
     dist.destroy_process_group()
-
-
-def interface(fabric: str) -> str:
-    """Name of the network interface with an IPv4 address that starts with `fabric`.
-
-    Raises UserError when there is none.
-    """
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(a.family.name == "AF_INET" and a.address.startswith(fabric) for a in addresses):
-            return name
-    raise UserError(
-        f"No network interface has an address that starts with cluster.fabric {fabric!r}; "
-        "write the prefix of this machine's address, or 127. for one machine."
-    )

@@ -10,11 +10,11 @@ from submitit.helpers import DelayedSubmission
 
 from ...config.compose import load_run_config
 from ...config.errors import UserError
+from ...config.fabric import fabric_address
 from ...config.schema import RunConfig
 from .. import preflight
 from ..peers import Peers
 from ..placement import place
-from ..ports import fabric_address
 from ..progress import Silent, shown
 from ..run_folder import lock, open_for_resume
 from ..supervisor import FINISHED_FILE, USER_ERROR, Ended, Supervisor, Watcher
