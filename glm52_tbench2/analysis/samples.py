@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..config.errors import UserError
-from ..config.paths import resolve
+from ..config.paths import command, resolve
 from .run_files import Row, RunFiles
 from .transcript import Decoder, Transcript, transcribe
 
@@ -49,10 +49,10 @@ def show_sample(
     row = run.sample(_kind(held_out), step, sample_id)
     _complain(run)
     if row is None:
-        flags = " --eval" if held_out else ""
+        flags = ["--eval"] if held_out else []
         raise UserError(
             f"There is no sample {sample_id} in {_kind(held_out)}; those of its step: "
-            f"glm52 samples {run_dir} --step {step}{flags}"
+            f"{command('samples', run_dir, '--step', str(step), *flags)}"
         )
     try:
         decoder = Decoder(resolve(run.config.model.path))

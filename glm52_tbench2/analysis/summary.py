@@ -1,11 +1,8 @@
 """What a run has done, in a few lines of text: printed at its end."""
 
-import os
-import shlex
-import shutil
-import sys
 from pathlib import Path
 
+from ..config.paths import command
 from .diff.experiments import spell
 from .diff.sides import plain_knobs
 from .facts import Facts, first_and_last, gather, window
@@ -24,17 +21,9 @@ def summary(run_dir: str | Path) -> str:
     lines = [f"{run.name}: {run.state}, step {done} of {run.config.steps}", ""]
     lines += [f"  {name:<16} {text}" for name, text in _results(run, facts)]
     lines += [f"  {'warning':<16} {text}" for text in run.warnings]
-    lines += ["", f"Try next{_not_on_path()}"]
-    lines += [f"  {command}\n      {why}" for command, why in _next(run, Path(run_dir))]
+    lines += ["", "Try next"]
+    lines += [f"  {line}\n      {why}" for line, why in _next(run, Path(run_dir))]
     return "\n".join(lines)
-
-
-def _not_on_path() -> str:
-    """What the commands need where a shell does not find glm52, as after `make run`."""
-    activate = Path(sys.prefix) / "bin" / "activate"
-    if shutil.which("glm52") or not activate.exists():
-        return ""
-    return f", after: source {shlex.quote(os.path.relpath(activate))}"
 
 
 def _results(run: RunFiles, facts: Facts) -> list[tuple[str, str]]:
@@ -70,7 +59,7 @@ def _results(run: RunFiles, facts: Facts) -> list[tuple[str, str]]:
 def _next(run: RunFiles, run_dir: Path) -> list[tuple[str, str]]:
     steps = []
     if run.state == "stopped":
-        steps.append((f"glm52 resume {shlex.quote(str(run_dir))}", "goes on from the last step"))
+        steps.append((command("resume", run_dir), "goes on from the last step"))
     overrides = spell(plain_knobs(run.config))
     if overrides is None:
         return steps
@@ -78,7 +67,7 @@ def _next(run: RunFiles, run_dir: Path) -> list[tuple[str, str]]:
 
     def train(key: str, *more: str) -> str:
         kept = [one for one in overrides if not one.startswith((f"{key}=", f"{key}."))]
-        return shlex.join(["glm52", "train", *kept, *more])
+        return command("train", *kept, *more)
 
     seeds = f"seed={config.seed + 1},{config.seed + 2}"
     steps.append((train("seed", "-m", seeds), "two more seeds: one run is not evidence"))

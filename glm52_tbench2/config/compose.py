@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from .checks import problems
 from .errors import UserError
 from .files import atomic_write_bytes
-from .paths import CONF
+from .paths import CONF, command
 from .schema import RunConfig
 
 CONFIG_FILE = "config.yaml"
@@ -158,7 +158,7 @@ def explain(error: Exception) -> str:
             + (f" Available: {', '.join(options)}." if options else "")
         )
     if found := re.search(r"Ambiguous value for argument '([^']+)'", text):
-        return f"{found[1]}: several values make a sweep; write glm52 train -m {found[1]}."
+        return f"{found[1]}: several values make a sweep; write {command('train', '-m', found[1])}."
     if "does not support sweep type" in text:
         return (
             "interval(...) has no end of points; write range(...), choice(...) or values between "

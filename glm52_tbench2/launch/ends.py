@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from ..config.paths import short
 from .guard import CANNOT_START
 
 _FULL_DISK_BYTES = 16 * 2**20
@@ -47,10 +48,3 @@ def culprit(what: str, lines: Sequence[str], log: Path, run_dir: Path) -> str:
         what += " Was the machine out of memory?"
     quoted = "\n".join(f"    {line}" for line in lines) or "    (it wrote nothing)"
     return f"{what} The end of {short(log)}:\n{quoted}"
-
-
-def short(path: Path) -> str:
-    """As a person would write it from here."""
-    with suppress(ValueError):
-        return str(path.relative_to(Path.cwd()))
-    return str(path)

@@ -8,6 +8,7 @@ from typing import Any
 from ..config.compose import load_run_config
 from ..config.errors import UserError
 from ..config.identity import load_identity
+from ..config.paths import command, short
 from .run_folder import identity_now
 from .train import train
 
@@ -26,8 +27,9 @@ def rerun(run_dir: Path, allow: bool, follow: bool = False) -> int:
     if differences and not allow:
         listed = "\n".join(f"  {line}" for line in differences)
         raise UserError(
-            f"{run_dir} cannot be repeated as it was. What differs:\n"
-            f"{listed}\nUndo that, or run it as it is now with: glm52 rerun {run_dir} --allow"
+            f"{short(run_dir)} cannot be repeated as it was. What differs:\n"
+            f"{listed}\nUndo that, or run it as it is now with: "
+            f"{command('rerun', run_dir, '--allow')}"
         )
     origin: dict[str, Any] = {"rerun_of": run_dir.name}
     if differences:

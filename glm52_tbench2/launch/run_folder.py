@@ -13,7 +13,7 @@ import psutil
 from ..config.compose import load_run_config, save_run_config
 from ..config.errors import UserError
 from ..config.identity import Identity, identify, load_identity, save_identity
-from ..config.paths import resolve
+from ..config.paths import command, resolve, short
 from ..config.schema import RunConfig
 from ..tasks.sets import load_set
 from .supervisor import FINISHED_FILE
@@ -83,15 +83,15 @@ def open_for_resume(run_dir: Path, allow: bool) -> RunConfig:
     started, history = load_identity(run_dir)
     if (run_dir / FINISHED_FILE).exists():
         raise UserError(
-            f"{run_dir} has finished all its {config.steps} steps; "
-            "start a new run with glm52 train."
+            f"{short(run_dir)} has finished all its {config.steps} steps; "
+            f"start a new run with {command('train')}."
         )
     differences, unheard = differing(config, started, history)
     if unheard and not allow:
         listed = "\n".join(f"  {line}" for line in unheard)
         raise UserError(
-            f"{run_dir} would go on as another run than it was started as. What differs:\n"
-            f"{listed}\nUndo that, or accept it with: glm52 resume {run_dir} --allow"
+            f"{short(run_dir)} would go on as another run than it was started as. What differs:\n"
+            f"{listed}\nUndo that, or accept it with: {command('resume', run_dir, '--allow')}"
         )
     if differences != (history[-1]["differences"] if history else []):
         # The run keeps the identity it was started with, which its files carry.
@@ -125,8 +125,8 @@ def lock(run_dir: Path) -> Iterator[int]:
             holder = path.read_text().strip()
             if time.monotonic() > give_up or (holder.isdigit() and _runs(int(holder))):
                 raise UserError(
-                    f"{run_dir} is in use by the supervisor with process id {holder or 'unknown'}; "
-                    "wait for it to end, or stop it with Ctrl-C."
+                    f"{short(run_dir)} is in use by the supervisor with process id "
+                    f"{holder or 'unknown'}; wait for it to end, or stop it with Ctrl-C."
                 )
             time.sleep(0.1)  # its supervisor is gone, and its last processes are ending
         os.ftruncate(fd, 0)

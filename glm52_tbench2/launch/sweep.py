@@ -1,6 +1,5 @@
 """Runs the points of a sweep on this machine, one after another, and goes on with a stopped one."""
 
-import shlex
 import signal
 import sys
 import time
@@ -20,9 +19,9 @@ from ..config.compose import compose, load_run_config
 from ..config.errors import UserError
 from ..config.identity import load_identity
 from ..config.once import looked_up_once
+from ..config.paths import command, short
 from ..config.schema import RunConfig, Scheduler
 from . import preflight
-from .ends import short
 from .progress import duration
 from .run_folder import differing, lock
 from .slurm import train as slurm
@@ -110,7 +109,7 @@ def _other_run(sweep: SweepFiles, point: SweepPoint, config: RunConfig) -> list[
         return []
     return [
         f"it would go on as another run than it was made as: {'; '.join(differences)}. Undo that, "
-        f"or accept it with: glm52 sweep resume {shlex.quote(short(sweep.path))} --allow"
+        f"or accept it with: {command('sweep', 'resume', sweep.path, '--allow')}"
     ]
 
 
@@ -155,7 +154,7 @@ def _run_point(sweep: SweepFiles, point: SweepPoint, allow: bool) -> Ended:
     with suppress(OSError):
         note(sweep.path, point.name, ended.code, ended.text)
     if ended.code == 0:
-        with _told(f"its report is not written; try: glm52 report {short(point.path)}"):
+        with _told(f"its report is not written; try: {command('report', point.path)}"):
             write_report(point.path)
     elif ended.text:
         print(ended.text, file=sys.stderr)
@@ -206,7 +205,7 @@ def _reason(text: str) -> str:
 
 def _write_table(sweep: SweepFiles, reader: Reader, point: SweepPoint) -> Row | None:
     """Writes table.csv and sweep.html; the row of `point`. None when that fails, which is told."""
-    with _told(f"the table is not written; try: glm52 sweep table {short(sweep.path)}"):
+    with _told(f"the table is not written; try: {command('sweep', 'table', sweep.path)}"):
         table = reader.read(sweep)
         write_csv(table)
         write_page(table)
@@ -216,8 +215,7 @@ def _write_table(sweep: SweepFiles, reader: Reader, point: SweepPoint) -> Row | 
 
 def _finish(sweep: SweepFiles, reader: Reader, console: Console) -> None:
     """The table, what failed and where its logs lie, and how to go on."""
-    resume_with = f"glm52 sweep resume {shlex.quote(short(sweep.path))}"
-    with _told(f"the table is not written; try: glm52 sweep table {short(sweep.path)}"):
+    with _told(f"the table is not written; try: {command('sweep', 'table', sweep.path)}"):
         table = reader.read(sweep)
         write_csv(table)
         _print_table(table, write_page(table), console)
@@ -233,7 +231,7 @@ def _finish(sweep: SweepFiles, reader: Reader, console: Console) -> None:
     if unfinished:
         print(
             f"{unfinished} of {len(sweep.points)} points are not finished; what is done is kept. "
-            f"Go on with: {resume_with}",
+            f"Go on with: {command('sweep', 'resume', sweep.path)}",
             file=sys.stderr,
         )
 

@@ -20,6 +20,7 @@ from ..config.errors import UserError
 from ..config.files import atomic_write_bytes
 from ..config.identity import decides, save_identity
 from ..config.once import looked_up_once
+from ..config.paths import command, short
 from ..config.schema import RunConfig
 from . import preflight
 from .run_folder import identity_now
@@ -120,7 +121,8 @@ def create(planned: Plan, sweep_dir: Path) -> None:
     """
     if sweep_dir.exists():
         raise UserError(
-            f"{sweep_dir} is there already; go on with it: glm52 sweep resume {sweep_dir}, "
+            f"{short(sweep_dir)} is there already; go on with it: "
+            f"{command('sweep', 'resume', sweep_dir)}, "
             "or write another hydra.sweep.dir=FOLDER."
         )
     content = {

@@ -11,9 +11,9 @@ from rich.text import Text
 from ..config.compose import load_run_config
 from ..config.errors import UserError
 from ..config.fabric import fabric_address
+from ..config.paths import command, short
 from ..config.schema import RunConfig, Scheduler
 from . import preflight
-from .ends import short
 from .heart import HEARTBEAT_FILE
 from .placement import place
 from .progress import shown
@@ -39,7 +39,7 @@ def train(config: RunConfig, follow: bool = False, origin: dict[str, Any] | None
     run_dir = create(config, origin)
     greeting = f"Run folder: {short(run_dir)}"
     if first := (origin or {}).get("rerun_of"):
-        compared = f"glm52 verify {short(run_dir.parent / first)} {short(run_dir)}"
+        compared = command("verify", run_dir.parent / first, run_dir)
         greeting += f"\nOnce it has finished, compare the two: {compared}"
     with lock(run_dir) as lock_fd:
         return _end(run_dir, _supervise(run_dir, config, lock_fd, follow, greeting))
@@ -99,7 +99,7 @@ def _end(run_dir: Path, ended: Ended) -> int:
     kept = "No checkpoint is complete yet" if step is None else f"Step {step} is safe"
     told = (
         f"{ended.text}\n{kept}, and no finished batch is lost. "
-        f"Go on with: glm52 resume {short(run_dir)}"
+        f"Go on with: {command('resume', run_dir)}"
     )
     if ended.code == USER_ERROR:
         raise UserError(told)
@@ -120,6 +120,6 @@ def _finished(run_dir: Path, console: Console) -> None:
     except Exception as error:
         print(
             f"The run is finished, but its report is not written ({type(error).__name__}: {error})."
-            f" Try: glm52 report {short(run_dir)}",
+            f" Try: {command('report', run_dir)}",
             file=sys.stderr,
         )

@@ -1,12 +1,12 @@
 """What a comparison allows to conclude: differences joined into causes, and a verdict."""
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from ...config.classes import Effect
+from ...config.paths import command
 from .compare import Difference, Group, incomparable
 from .sides import Side
 
@@ -127,8 +127,7 @@ def conclude(base: Side, other: Side, differences: Sequence[Difference]) -> Conc
         verdict = Verdict.same
         sentence = "No difference: a difference in outcome is noise."
         if base.run is not None and other.run is not None:
-            command = shlex.join(["glm52", "verify", base.name, other.name])
-            sentence += f" Where the two part: {command}"
+            sentence += f" Where the two part: {command('verify', base.name, other.name)}"
     if found and seed is not None:
         sentence += (
             " The seed differs too, so the two are not paired: compare several seeds of each."

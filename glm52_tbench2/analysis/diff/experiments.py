@@ -1,7 +1,6 @@
 """The runs that would separate confounded causes, as commands, each proven by composing it."""
 
 import re
-import shlex
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -12,7 +11,7 @@ import yaml
 
 from ...config.classes import Effect, effect
 from ...config.errors import UserError
-from ...config.paths import CONF
+from ...config.paths import CONF, command
 from ...config.schema import RunConfig
 from .causes import Cause
 from .compare import Difference, Group
@@ -73,7 +72,7 @@ def separate(
         together = [knob for name in names for knob in knobs[name]]
         overrides, reason = _change(spelled, base.knobs, other.knobs, together)
         if overrides is not None:
-            found[names[0]] = Experiment(_command(overrides), tuple(names))
+            found[names[0]] = Experiment(command("train", *overrides), tuple(names))
         return reason
 
     waiting = {}
@@ -92,7 +91,7 @@ def separate(
             inseparable.append(Inseparable(name, reason.rstrip(".")))
     runs = [found[cause.name] for cause in causes if cause.name in found]
     if base.overrides is not None:
-        runs.insert(0, Experiment(_command(spelled), ()))
+        runs.insert(0, Experiment(command("train", *spelled), ()))
     return Plan(tuple(runs), tuple(inseparable))
 
 
@@ -277,7 +276,3 @@ def _merged(overrides: Sequence[str], new: Sequence[str]) -> list[str]:
 
 def _override_key(override: str) -> str:
     return override.lstrip("+~").partition("=")[0]
-
-
-def _command(overrides: Sequence[str]) -> str:
-    return shlex.join(["glm52", "train", *overrides])

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ...config.errors import UserError
 from ...config.identity import IDENTITY_FILE, load_identity
+from ...config.paths import command
 from ...config.schema import Device, Mode
 from ..run_files import RunFiles
 from .compare import Compared, Difference, compare
@@ -37,7 +38,7 @@ def verify_one(run_dir: Path, tell: Callable[[str], None] = print) -> int:
         tell(f"  {'DAMAGED':<13} {problem}")
     tell(_verdict_on_one(len(found.problems)))
     for again in _reruns(found.run):
-        tell(f"It was run again; compare the two with: glm52 verify {run_dir} {again}")
+        tell(f"It was run again; compare the two with: {command('verify', run_dir, again)}")
     return 1 if found.problems else 0
 
 

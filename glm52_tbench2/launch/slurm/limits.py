@@ -6,6 +6,7 @@ import subprocess
 from dataclasses import dataclass
 
 from ...config.once import fact
+from ...config.paths import command
 from ...config.schema import RunConfig
 
 _ASK_S = 20.0
@@ -33,7 +34,7 @@ def cluster_problems(config: RunConfig) -> list[str]:
     if shutil.which("sbatch") is None:
         return [
             "This configuration runs under Slurm, and there is none here (sbatch is not found); "
-            "on one machine write: glm52 train experiment=smoke"
+            f"on one machine write: {command('train', 'experiment=smoke')}"
         ]
     try:
         partitions = ask_partitions()

@@ -12,9 +12,9 @@ from ...analysis.sweep_files import SweepFiles, SweepPoint
 from ...config.compose import load_run_config
 from ...config.errors import UserError
 from ...config.once import looked_up_once
+from ...config.paths import command, short
 from ...config.schema import RunConfig
 from .. import preflight
-from ..ends import short
 from ..progress import shown
 from ..run_folder import create, last_checkpoint, open_for_resume
 from ..supervisor import FINISHED_FILE
@@ -47,8 +47,8 @@ def resume(run_dir: Path, allow: bool) -> int:
     config = load_run_config(run_dir)
     if job := _live(run_dir):
         raise UserError(
-            f"{run_dir} has a job already, {job}; see glm52 jobs, or end it first with: "
-            f"glm52 stop {short(run_dir)}"
+            f"{short(run_dir)} has a job already, {job}; see {command('jobs')}, or end it "
+            f"first with: {command('stop', run_dir)}"
         )
     open_for_resume(run_dir, allow)
     preflight.check(config)
@@ -70,10 +70,10 @@ def queue_sweep(sweep_dir: Path, points: Mapping[Path, RunConfig]) -> None:
     ids = list(dict.fromkeys(job.partition("_")[0] for job in jobs))
     print(
         f"Queued {len(points)} points as job{'s' * (len(ids) > 1)} {', '.join(ids)}: {name}\n"
-        f"  see     glm52 jobs\n"
-        f"  table   glm52 sweep table {name}\n"
+        f"  see     {command('jobs')}\n"
+        f"  table   {command('sweep', 'table', sweep_dir)}\n"
         f"  stop    scancel {' '.join(ids)}\n"
-        f"  resume  glm52 sweep resume {name}"
+        f"  resume  {command('sweep', 'resume', sweep_dir)}"
     )
 
 
@@ -94,10 +94,10 @@ def _queue(run_dir: Path, config: RunConfig) -> int:
     name = short(run_dir)
     print(
         f"Queued as job {job}: {name}\n"
-        f"  see     glm52 jobs\n"
-        f"  follow  glm52 logs {name} --follow\n"
-        f"  stop    glm52 stop {name}\n"
-        f"  resume  glm52 resume {name}"
+        f"  see     {command('jobs')}\n"
+        f"  follow  {command('logs', run_dir, '--follow')}\n"
+        f"  stop    {command('stop', run_dir)}\n"
+        f"  resume  {command('resume', run_dir)}"
     )
     return follow(run_dir, config) if config.cluster.slurm.wait else 0
 

@@ -16,8 +16,7 @@ from rich.table import Table
 
 from ...config.compose import load_run_config
 from ...config.errors import UserError
-from ...config.paths import resolve
-from ..ends import short
+from ...config.paths import command, resolve, short
 from ..heart import HEARTBEAT_FILE
 from ..progress import duration
 from ..run_numbers import RunNumbers
@@ -134,14 +133,14 @@ def stop(run_dir: Path) -> int:
     live = [one for one in states(job_ids(run_dir)).values() if one.live]
     for one in live:
         cancel(one.job)
-        print(f"Job {one.job} is told to stop. Go on later with: glm52 resume {short(run_dir)}")
+        print(f"Job {one.job} is told to stop. Go on later with: {command('resume', run_dir)}")
     if live:
         return 0
     pid = _supervisor(run_dir)
     if pid is None:
         raise UserError(f"{short(run_dir)} does not run: there is nothing to stop.")
     os.kill(pid, signal.SIGTERM)
-    print(f"Process {pid} is told to stop. Go on later with: glm52 resume {short(run_dir)}")
+    print(f"Process {pid} is told to stop. Go on later with: {command('resume', run_dir)}")
     return 0
 
 
