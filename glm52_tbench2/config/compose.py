@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from .checks import problems
 from .errors import UserError
 from .files import atomic_write_bytes
-from .paths import CONF, command
+from .paths import CONF, command, short
 from .schema import RunConfig
 
 CONFIG_FILE = "config.yaml"
@@ -87,13 +87,13 @@ def load_run_config(run_dir: str | Path) -> RunConfig:
     """Reads RUN/config.yaml. Raises UserError if it is not there or is not a run's config."""
     path = Path(run_dir) / CONFIG_FILE
     if not path.is_file():
-        raise UserError(f"{run_dir} is not a run folder: it has no {CONFIG_FILE}.")
+        raise UserError(f"{short(path.parent)} is not a run folder: it has no {CONFIG_FILE}.")
     try:
         loaded = OmegaConf.load(path)
     except Exception as error:
-        raise UserError(f"{path} is not readable as YAML: {error}") from error
+        raise UserError(f"{short(path)} is not readable as YAML: {error}") from error
     if not isinstance(loaded, DictConfig):
-        raise UserError(f"{path} is not a run's config: it must hold keys and values.")
+        raise UserError(f"{short(path)} is not a run's config: it must hold keys and values.")
     return typed(loaded)
 
 

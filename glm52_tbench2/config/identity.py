@@ -19,7 +19,7 @@ from .errors import UserError
 from .files import atomic_write_bytes
 from .fingerprints import ABSENT, folder_hash, joined, tree_hash
 from .once import fact
-from .paths import resolve
+from .paths import resolve, short
 from .schema import RunConfig
 
 IDENTITY_FILE = "identity.json"
@@ -146,7 +146,7 @@ def identify(
         revision, changes = git.told()
     except OSError as error:
         raise UserError(
-            f"{error.filename} is part of the run's identity and cannot be read: "
+            f"{short(Path(error.filename))} is part of the run's identity and cannot be read: "
             f"{error.strerror}; make it readable."
         ) from error
     identity = Identity(
@@ -199,9 +199,13 @@ def load_identity(run_dir: Path) -> tuple[Identity, list[dict[str, Any]]]:
             content["tasks"] = dict.fromkeys(content["task_sets"], NOT_RECORDED)
         return Identity(**content), history
     except FileNotFoundError:
-        raise UserError(f"{run_dir} is not a run folder: it has no {IDENTITY_FILE}.") from None
+        raise UserError(
+            f"{short(run_dir)} is not a run folder: it has no {IDENTITY_FILE}."
+        ) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is damaged ({error}); restore it or start a new run.") from error
+        raise UserError(
+            f"{short(path)} is damaged ({error}); restore it or start a new run."
+        ) from error
 
 
 # --- differences -----------------------------------------------------------------------------

@@ -87,6 +87,23 @@ def test_code_that_changes_again_is_asked_for_again(smoke, monkeypatch):
         open_for_resume(run_dir, allow=False)
 
 
+def test_refusals_name_files_and_folders_as_seen_from_here(smoke, monkeypatch):
+    run_dir = create(smoke)
+    monkeypatch.chdir(run_dir.parent)
+    smoke.seed += 1
+    save_run_config(smoke, run_dir)
+    with pytest.raises(UserError) as refused:
+        open_for_resume(run_dir, allow=False)
+    assert str(refused.value).startswith(f"{run_dir.name} would go on as another run")
+    assert str(refused.value).endswith(f"with: glm52 resume {run_dir.name} --allow")
+    (run_dir / "identity.json").write_text("{")
+    with pytest.raises(UserError, match=f"^{run_dir.name}/identity.json is damaged"):
+        open_for_resume(run_dir, allow=False)
+    (run_dir / "config.yaml").unlink()
+    with pytest.raises(UserError, match=f"^{run_dir.name} is not a run folder"):
+        open_for_resume(run_dir, allow=False)
+
+
 def test_a_finished_run_does_not_go_on(smoke):
     run_dir = create(smoke)
     (run_dir / "finished").touch()
