@@ -68,6 +68,8 @@ CLASSES: dict[str, Judgement] = {
     "rollout.mode": _TRAINING,
     "rollout.pause_mode": _TRAINING,
     "rollout.max_staleness": _TRAINING,
+    "rollout.batch_order": _TRAINING,
+    "rollout.max_waiting_batches": _TRAINING,
     "clip": _TRAINING,
     "clip.kl_estimator": _measured("train_rollout_kl is estimated in another way", held_out=False),
     "parallel": _SPEED,

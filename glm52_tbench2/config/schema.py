@@ -31,6 +31,11 @@ class PauseMode(Enum):
     retract = "retract"
 
 
+class BatchOrder(Enum):
+    first_finished = "first_finished"
+    in_order = "in_order"
+
+
 class Advantage(Enum):
     grpo = "grpo"
     dr_grpo = "dr_grpo"
@@ -214,7 +219,11 @@ class RolloutConfig:
     pause_mode: PauseMode = MISSING
     """Running requests at a weight update: in_place keeps their KV cache, retract drops it."""
     max_staleness: int | None = MISSING
-    """Drop samples with a token older than this many weight versions; null: keep all."""
+    """Most weight versions a token may be behind when it is trained (fully_async); null: any."""
+    batch_order: BatchOrder = MISSING
+    """fully_async: a batch takes the first groups that finish, or in the order they were drawn."""
+    max_waiting_batches: int = MISSING
+    """fully_async: batches that may wait for the trainer; then no more groups start."""
     filters: list[str] = MISSING
     """Group filters in order: check_no_aborted, check_reward_nonzero_std."""
 

@@ -49,6 +49,8 @@ class EngineClient:
     def __init__(self, url: str, timeout_s: float) -> None:
         """`url` without a path; `timeout_s` bounds one generation, queueing included."""
         self.url = url.rstrip("/")
+        self.failed = False
+        """Whether a call has failed: the server may be another by now, with other weights."""
         self._timeout_s = timeout_s
         self._session: aiohttp.ClientSession | None = None
 
@@ -110,6 +112,11 @@ class EngineClient:
             return False
         return True
 
+    async def version(self) -> int | None:
+        """Weight version it serves; None while its weights are no version."""
+        told = (await self._call("GET", "/model_info", None))["weight_version"]
+        return int(told) if str(told).isdecimal() else None
+
     async def server_info(self) -> dict[str, Any]:
         """The server's arguments and state, as SGLang tells them."""
         return dict(await self._call("GET", "/server_info", None))
@@ -137,6 +144,15 @@ class EngineClient:
         path: str,
         body: Mapping[str, Any] | None,
         timeout_s: float = CONTROL_TIMEOUT_S,
+    ) -> Any:
+        try:
+            return await self._answer(method, path, body, timeout_s)
+        except EngineError:
+            self.failed = True
+            raise
+
+    async def _answer(
+        self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float
     ) -> Any:
         began = perf_counter()
         while True:

@@ -11,7 +11,7 @@ from ..config.errors import UserError
 from ..config.fabric import fabric_address
 from ..config.once import fact
 from ..config.paths import resolve
-from ..config.schema import Device, Mode, RunConfig, SandboxProvider, Scheduler, WandbMode
+from ..config.schema import Device, RunConfig, SandboxProvider, Scheduler, WandbMode
 from ..envs import namespace
 from ..envs.dockerfile import read_recipe
 from ..envs.sandbox import SandboxError
@@ -75,8 +75,6 @@ def _name(config: RunConfig) -> list[str]:
 
 def _built(config: RunConfig) -> list[str]:
     found = []
-    if config.rollout.mode is not Mode.sync:
-        found.append("rollout.mode=fully_async is not built yet; write rollout.mode=sync.")
     if config.engine.gpus_per_engine > config.cluster.gpus_per_node > 0:
         found.append(
             f"engine.gpus_per_engine is {config.engine.gpus_per_engine}, more than a node has, "

@@ -1,7 +1,7 @@
 """The driver role: ``python -m glm52_tbench2.rollout.driver --run RUN``.
 
-Turns weight versions into step files, one step ahead of the trainer, and evaluates. All that it
-knows lies in the run folder, so one that is killed and started again goes on where files end.
+Turns weight versions into step files, ahead of the trainer, and evaluates. All that it knows lies
+in the run folder, so one that is killed and started again goes on where files end.
 """
 
 import argparse
@@ -15,7 +15,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from time import perf_counter
 
 from ..config import load_run_config, metrics_log
 from ..config.errors import UserError
@@ -23,8 +22,6 @@ from ..config.identity import load_identity
 from ..config.paths import resolve
 from ..config.schema import Mode, RunConfig
 from ..config.signals import Signals, SignalsLost
-from ..engines.client import EngineClient
-from ..envs.client import EnvSession
 from ..tasks.sets import load_set
 from .batch import (
     BatchError,
@@ -33,72 +30,28 @@ from .batch import (
     Sample,
     batch_path,
     read_batch,
+    read_columns,
     read_info,
     write_batch,
 )
 from .chat import ChatLayout
-from .collect import Collector, RolloutError
+from .collect import Collector
+from .endpoints import POLL_S, Endpoints
+from .groups import Judge
+from .player import Player, RolloutError
 from .progress import Progress
 from .stats import eval_metrics, rollout_metrics
-
-_POLL_S = 0.05
+from .stream import Stream
 
 log = logging.getLogger(__name__)
 
 
-class Endpoints:
-    """The environment and the engines of a job, found by their signals at each use."""
-
-    def __init__(self, config: RunConfig, signals: Signals) -> None:
-        self._config, self._signals = config, signals
-        self._engines: dict[int, EngineClient] = {}
-
-    async def engine(self, number: int) -> EngineClient:
-        """The client of engine `number` modulo their count, once that engine is ready."""
-        index = number % self._config.engine.num_engines
-        url = await self._ready(f"engine/{index}", self._config.cluster.deadlines.engine)
-        client = self._engines.get(index)
-        if client is None or client.url != url:
-            if client is not None:
-                await client.close()
-            client = EngineClient(url, self._config.engine.request_timeout_s)
-            self._engines[index] = client
-        return client
-
-    async def open_sandbox(self) -> EnvSession:
-        """A new session with the environment, once it is ready."""
-        url = await self._ready("env/0", self._config.cluster.deadlines.env)
-        return await EnvSession.open(url)
-
-    async def weights(self) -> int | None:
-        """The newest version every engine serves; None before the trainer's first push."""
-        version = await self._get("weights/version")
-        return None if version is None else int(version)
-
-    async def weights_at(self, version: int) -> None:
-        """Returns once every engine serves exactly `version`."""
-        while await self.weights() != version:
-            await asyncio.sleep(_POLL_S)
-
-    async def close(self) -> None:
-        """Closes the connections to the engines."""
-        for client in self._engines.values():
-            await client.close()
-
-    async def _ready(self, key: str, deadline_s: float) -> str:
-        began = perf_counter()
-        while (url := await self._get(key)) is None:
-            if perf_counter() - began > deadline_s:
-                raise RolloutError(f"{key} was not ready within {deadline_s:g} s")
-            await asyncio.sleep(_POLL_S)
-        return url
-
-    async def _get(self, key: str) -> str | None:
-        return await asyncio.to_thread(self._signals.get, key)
-
-
 class Driver:
-    """One run's driver in synchronous mode: generate step N with version N - 1, wait, repeat."""
+    """One run's driver.
+
+    In synchronous mode it generates step N with version N - 1, waits, and goes on; in fully
+    asynchronous mode it generates all the time, and a batch is written when its groups are there.
+    """
 
     def __init__(
         self,
@@ -111,7 +64,9 @@ class Driver:
         self.run_dir, self.config, self.identity = run_dir, config, identity
         self.endpoints = endpoints
         self.progress = Progress(steps=config.steps)
-        self.collector = Collector(config, chat, endpoints, self.progress)
+        self.player = Player(config, chat, endpoints, self.progress)
+        self.judge = Judge(config, self.player)
+        self.collector = Collector(config, self.player, self.judge)
         self.train_tasks = load_set(config.data.train).ids
         self.eval_tasks = load_set(config.data.eval).ids
         self.logged = {source: set(steps) for source, steps in metrics_log.read(run_dir).items()}
@@ -120,22 +75,66 @@ class Driver:
         """Until the last evaluation. Raises RolloutError, UserError, OSError or SignalsLost."""
         writing = asyncio.create_task(self.progress.keep_writing(self.run_dir))
         try:
-            for step in range(1, self.config.steps + 1):
-                if not self._have("rollouts", step):
-                    await self._evaluate_if_due(step - 1)
-                    await self._generate(step)
+            if self.config.rollout.mode is Mode.sync:
+                await self._take_turns()
+            else:
+                await self._stream()
             await self._evaluate_if_due(self.config.steps)
             self.progress.enter("done", self.config.steps)
+        except BaseExceptionGroup as group:  # of one task, which ended the others
+            raise group.exceptions[0] from None
         finally:
             writing.cancel()
             self.progress.write(self.run_dir)
 
-    async def _generate(self, step: int) -> None:
-        """Makes the batch of `step`, unless the trainer is past it."""
-        if not await self._wait_for(step - 1, step):
-            log.warning("step %d has no batch and is trained: nothing to do", step)
+    async def _take_turns(self) -> None:
+        for step in range(1, self.config.steps + 1):
+            if self._have("rollouts", step):
+                continue
+            await self._evaluate_if_due(step - 1)
+            if not await self._wait_for(step - 1, step):
+                log.warning("step %d has no batch and is trained: nothing to do", step)
+                continue
+            samples, stats = await self.collector.step(self.train_tasks, step, step - 1)
+            self._write(step, samples, stats)
+
+    async def _stream(self) -> None:
+        there = [step for step in range(1, self.config.steps + 1) if self._have("rollouts", step)]
+        missing = [step for step in range(1, self.config.steps + 1) if step not in there]
+        if not missing:
             return
-        samples, stats = await self.collector.step(self.train_tasks, step, step - 1)
+        stream = Stream(
+            self.run_dir,
+            self.config,
+            self.identity,
+            self.train_tasks,
+            self.player,
+            self.judge,
+            self.endpoints,
+        )
+        self.progress.enter("wait", missing[0])
+        while (version := await self.endpoints.weights()) is None:
+            await asyncio.sleep(POLL_S)
+        stream.open(missing[0], {step: self._groups(step) for step in there}, version)
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(stream.run(tasks.create_task))
+            for step in range(missing[0], self.config.steps + 1):
+                if step in there:
+                    stream.skip()
+                    continue
+                # Its batch is held back meanwhile, so that the weights stay what is measured.
+                await self._evaluate_if_due(step - 1)
+                samples, stats = await stream.take()
+                await asyncio.to_thread(self._write, step, samples, stats)
+                stream.written(samples)
+            running.cancel()
+
+    def _groups(self, step: int) -> set[int]:
+        """Numbers of the groups that the batch of `step` holds."""
+        path = batch_path(self.run_dir, "rollouts", step)
+        return set(map(int, read_columns(path, ["group"])["group"]))
+
+    def _write(self, step: int, samples: Sequence[Sample], stats: dict[str, float]) -> None:
         path = batch_path(self.run_dir, "rollouts", step)
         write_batch(path, samples, self.identity, step, stats)
         self._log_metrics("rollouts", step, samples, stats)
@@ -157,7 +156,7 @@ class Driver:
         """Whether the engines came to serve `version`; False: they are past it."""
         self.progress.enter("wait", step)
         while (served := await self.endpoints.weights()) is None or served < version:
-            await asyncio.sleep(_POLL_S)
+            await asyncio.sleep(POLL_S)
         return served == version
 
     def _have(self, kind: str, step: int) -> bool:
@@ -208,10 +207,6 @@ _SOURCES = {"rollouts": "driver", "eval": "eval"}
 async def drive(run_dir: Path) -> None:
     """Runs the driver of `run_dir` under its supervisor's signals."""
     config = load_run_config(run_dir)
-    if config.rollout.mode is not Mode.sync:
-        raise UserError(
-            f"rollout.mode={config.rollout.mode.name} is not available; write rollout.mode=sync."
-        )
     identity = load_identity(run_dir)[0].hash
     signals = Signals.from_env()
     chat = ChatLayout.load(resolve(config.model.path))

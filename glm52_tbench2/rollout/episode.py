@@ -97,8 +97,10 @@ class Episode:
     """Sampling seed of each turn."""
     rid: str
     """Prefix of the engine's request ids; unique among all requests of a run's lifetime."""
-    version: int
-    """The one weight version its tokens may come from."""
+    oldest_version: int
+    """Oldest weight version its tokens may come from."""
+    newest_version: int | None
+    """Newest one; None: any after the oldest."""
 
     @property
     def sample_id(self) -> str:
@@ -254,12 +256,11 @@ class _Play:
             cached_tokens=out.cached_tokens,
         )
         self.turns.append(turn)
-        found = set(out.versions)
-        if found != {self.episode.version}:
-            raise _End(
-                EndReason.stale,
-                f"tokens of weight versions {sorted(found)}, not {self.episode.version}",
-            )
+        oldest, newest = self.episode.oldest_version, self.episode.newest_version
+        found = sorted(set(out.versions))
+        if found[0] < oldest or (newest is not None and found[-1] > newest):
+            allowed = str(oldest) if newest == oldest else f"{oldest} or later"
+            raise _End(EndReason.stale, f"tokens of weight versions {found}, not {allowed}")
         return turn
 
     async def _execute(self, sandbox: Sandbox, turn: Turn, command: str) -> None:

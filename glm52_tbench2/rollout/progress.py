@@ -26,7 +26,9 @@ class Progress:
     samples_total: int = 0
     """Samples the phase needs, those of dropped groups included as they are dropped."""
     in_flight: int = 0
-    """Episodes being played."""
+    """Episodes being played, of whatever phase."""
+    groups_waiting: int = 0
+    """Finished groups that no batch holds yet (fully_async)."""
     generated_tokens: int = 0
     """Tokens of finished samples, discarded ones included."""
     reward_sum: float = 0.0
@@ -39,7 +41,7 @@ class Progress:
     def enter(self, phase: str, step: int, samples_total: int = 0) -> None:
         """Starts a phase, its counts at 0."""
         self.phase, self.step, self.samples_total = phase, step, samples_total
-        self.samples_done = self.in_flight = self.generated_tokens = 0
+        self.samples_done = self.generated_tokens = 0
         self.reward_sum = 0.0
         self.phase_started = time.time()
 

@@ -17,18 +17,21 @@ def shuffled(tasks: Sequence[str], *key: object) -> list[str]:
     return sorted(tasks, key=lambda task: _hash(*key, task))
 
 
+def draw(tasks: Sequence[str], seed: int, number: int) -> str:
+    """The task of draw `number` (from 0) of endless epochs, each a fresh shuffle of `tasks`."""
+    epoch, place = divmod(number, len(tasks))
+    return shuffled(tasks, seed, "epoch", epoch)[place]
+
+
 def draws(tasks: Sequence[str], seed: int, step: int, per_step: int) -> Iterator[str]:
     """The tasks step `step` (1-based) draws, without end.
 
-    The first `per_step` are the step's share of endless epochs, each a fresh shuffle of `tasks`.
+    The first `per_step` are the step's share of endless epochs (see :func:`draw`).
     Later ones replace groups that a filter dropped: they come from a shuffle of the step's own,
     tasks it has not drawn first, and leave the epochs untouched.
     """
     first = (step - 1) * per_step
-    share = []
-    for position in range(first, first + per_step):
-        epoch, place = divmod(position, len(tasks))
-        share.append(shuffled(tasks, seed, "epoch", epoch)[place])
+    share = [draw(tasks, seed, number) for number in range(first, first + per_step)]
     yield from share
     unseen = [task for task in tasks if task not in share]
     yield from shuffled(unseen, seed, "refill", step)

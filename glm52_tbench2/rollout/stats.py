@@ -47,7 +47,7 @@ def rollout_metrics(
         **{
             f"rollout/{name}": value
             for name, value in stats.items()
-            if name.startswith(("replaced/", "dropped/"))
+            if name not in ("wall_s", "wasted_tokens")
         },
     }
 

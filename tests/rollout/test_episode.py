@@ -36,7 +36,9 @@ LIMITS = Limits(
     command_timeout_s=7,
     observation_chars=50,
 )
-EPISODE = Episode(3, 2, 1, "task", seed=lambda turn: 100 + turn, rid="r", version=0)
+EPISODE = Episode(
+    3, 2, 1, "task", seed=lambda turn: 100 + turn, rid="r", oldest_version=0, newest_version=0
+)
 
 
 def run(

@@ -1,0 +1,87 @@
+"""The environment and the engines of a job, found by their signals at each use."""
+
+import asyncio
+from time import perf_counter
+
+from ..config.schema import RunConfig
+from ..config.signals import Signals
+from ..engines.client import EngineClient, EngineError
+from ..envs.client import EnvSession
+from .player import RolloutError
+
+POLL_S = 0.05
+
+
+class Endpoints:
+    """Where a run's episodes are played, and which weights its engines serve."""
+
+    def __init__(self, config: RunConfig, signals: Signals) -> None:
+        self._config, self._signals = config, signals
+        self._engines: dict[int, EngineClient] = {}
+
+    async def engine(self, number: int) -> EngineClient:
+        """The client of engine `number` modulo their count, or of the next one that is ready.
+
+        Ready are those that answer and serve no older weights than the others: one that was
+        restarted may have to wait for them. Raises RolloutError when none is within its deadline.
+        """
+        count, deadline_s = self._config.engine.num_engines, self._config.cluster.deadlines.engine
+        began = perf_counter()
+        while True:
+            for turn in range(count):
+                if client := await self._connected((number + turn) % count):
+                    return client
+            if perf_counter() - began > deadline_s:
+                raise RolloutError(f"engine/{number % count} was not ready within {deadline_s:g} s")
+            await asyncio.sleep(POLL_S)
+
+    async def open_sandbox(self) -> EnvSession:
+        """A new session with the environment, once it is ready."""
+        deadline_s = self._config.cluster.deadlines.env
+        began = perf_counter()
+        while (url := await self._get("env/0")) is None:
+            if perf_counter() - began > deadline_s:
+                raise RolloutError(f"env/0 was not ready within {deadline_s:g} s")
+            await asyncio.sleep(POLL_S)
+        return await EnvSession.open(url)
+
+    async def weights(self) -> int | None:
+        """The newest version every engine serves; None before the trainer's first push."""
+        version = await self._get("weights/version")
+        return None if version is None else int(version)
+
+    async def weights_at(self, version: int) -> None:
+        """Returns once every engine serves exactly `version`."""
+        while await self.weights() != version:
+            await asyncio.sleep(POLL_S)
+
+    async def close(self) -> None:
+        """Closes the connections to the engines."""
+        for client in self._engines.values():
+            await client.close()
+
+    async def _connected(self, index: int) -> EngineClient | None:
+        url = await self._get(f"engine/{index}")
+        client = self._engines.get(index)
+        if client is not None and (client.url != url or client.failed):
+            del self._engines[index]
+            await client.close()
+            client = None
+        if client is None and url is not None:
+            client = EngineClient(url, self._config.engine.request_timeout_s)
+            if not await self._serves_the_newest(client):
+                await client.close()
+                return None
+            self._engines[index] = client
+        return client
+
+    async def _serves_the_newest(self, client: EngineClient) -> bool:
+        newest = await self.weights()
+        try:
+            served = await client.version()
+        except EngineError:
+            return False
+        return served is not None and served >= (newest or 0)
+
+    async def _get(self, key: str) -> str | None:
+        return await asyncio.to_thread(self._signals.get, key)

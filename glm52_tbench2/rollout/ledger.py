@@ -1,0 +1,152 @@
+"""What fully asynchronous rollout must not forget: RUN/rollouts/ledger.jsonl and pending/.
+
+The ledger tells every sample that was started, lost or dropped and every batch; pending/ holds the
+samples that are finished and in no batch yet. A driver that is killed and started again plays only
+what was in flight, and knows what that cost.
+"""
+
+import json
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..config.files import append_line
+from .batch import BatchError, Sample, read_batch, write_batch
+from .outcome import has_verdict
+
+IN_FLIGHT = "driver"
+"""Why a sample was lost that was in flight when the driver ended."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Left:
+    """What a driver left."""
+
+    samples: dict[int, list[Sample]] = field(default_factory=dict)
+    """Group -> its finished samples, of groups that no batch holds."""
+    dropped: set[int] = field(default_factory=set)
+    """Groups that no batch takes."""
+    stats: Counter[str] = field(default_factory=Counter)
+    """What was counted since the last batch."""
+
+
+class Ledger:
+    """The books of one run's driver."""
+
+    def __init__(self, run_dir: Path, identity: str) -> None:
+        self._path = run_dir / "rollouts" / "ledger.jsonl"
+        self._pending = run_dir / "rollouts" / "pending"
+        self._identity = identity
+        self._pending.mkdir(parents=True, exist_ok=True)
+
+    # --- what happens ---------------------------------------------------------------------------
+
+    def started(self, group: int, index: int, task_id: str, version: int) -> None:
+        """A sample was started while the engines served `version`."""
+        self._note("start", group=group, index=index, task=task_id, version=version)
+
+    def keep(self, sample: Sample) -> None:
+        """A sample is finished: it survives whatever happens to the driver."""
+        write_batch(self._file(sample.group, sample.index), [sample], self._identity, sample.step)
+
+    def lost(self, sample: Sample) -> None:
+        """A sample got no verdict; it may be tried again."""
+        self._note(
+            "lost",
+            group=sample.group,
+            index=sample.index,
+            reason=sample.end_reason,
+            tokens=sample.num_generated,
+            error=sample.error,
+        )
+
+    def dropped(self, group: Sequence[Sample], cause: str) -> None:
+        """No batch takes a group."""
+        # Tokens of the others were told when they were lost.
+        tokens = sum(s.num_generated for s in group if has_verdict(s.end_reason))
+        self._note("dropped", group=group[0].group, reason=cause, tokens=tokens)
+        self.forget([group[0].group])
+
+    def batch(self, step: int, groups: Sequence[int]) -> None:
+        """The batch of `step` is put together, and counting starts anew; its file is to follow."""
+        self._note("batch", step=step, groups=list(groups))
+
+    def forget(self, groups: Sequence[int]) -> None:
+        """A file holds these groups, or no batch takes them: what was kept of them may go."""
+        for group in groups:
+            for path in self._pending.glob(f"{group:06d}-*.parquet"):
+                path.unlink(missing_ok=True)
+
+    # --- what is left ---------------------------------------------------------------------------
+
+    def left(self, batches: Mapping[int, Collection[int]]) -> Left:
+        """Takes stock after a driver; what was in flight is noted as lost.
+
+        `batches`: step -> numbers of its groups, of the step files that are there.
+        """
+        found, started = Left(), set()
+        for entry in self._entries():
+            place = (entry.get("group"), entry.get("index"))
+            match entry["event"]:
+                case "start":
+                    started.add(place)
+                case "lost":
+                    found.stats[f"replaced/{entry['reason']}"] += 1
+                    _waste(found.stats, entry)
+                    if entry["reason"] == IN_FLIGHT:
+                        started.discard(place)
+                case "dropped":
+                    found.dropped.add(entry["group"])
+                    found.stats[f"dropped/{entry['reason']}"] += 1
+                    _waste(found.stats, entry)
+                case "batch" if entry["step"] in batches:
+                    found.stats.clear()
+        over = found.dropped.union(*batches.values())
+        found.samples = self._kept(over)
+        kept = {(s.group, s.index) for samples in found.samples.values() for s in samples}
+        for group, index in sorted(p for p in started - kept if p[0] not in over):
+            self._note("lost", group=group, index=index, reason=IN_FLIGHT, tokens=0)
+            found.stats[f"replaced/{IN_FLIGHT}"] += 1
+        return found
+
+    def _entries(self) -> Iterator[dict[str, Any]]:
+        if not self._path.exists():
+            return
+        for line in self._path.read_text(errors="replace").splitlines():
+            try:
+                entry = json.loads(line)
+            except ValueError:  # cut short by a kill
+                continue
+            if isinstance(entry, dict) and "event" in entry:
+                yield entry
+
+    def _kept(self, over: Collection[int]) -> dict[int, list[Sample]]:
+        found: dict[int, list[Sample]] = defaultdict(list)
+        for path in sorted(self._pending.glob("*.parquet")):
+            try:
+                (sample,) = read_batch(path, self._identity)
+            except (BatchError, ValueError) as error:
+                log.warning("%s; it is played again", error)
+                path.unlink()
+                continue
+            if sample.group in over:
+                path.unlink()
+            else:
+                found[sample.group].append(sample)
+        return dict(found)
+
+    def _file(self, group: int, index: int) -> Path:
+        return self._pending / f"{group:06d}-{index}.parquet"
+
+    def _note(self, event: str, **facts: Any) -> None:
+        append_line(self._path, json.dumps({"event": event, **facts}))
+
+
+def _waste(stats: Counter[str], entry: dict[str, Any]) -> None:
+    stats[f"wasted/{entry['reason']}"] += entry["tokens"]
+    stats["wasted_tokens"] += entry["tokens"]
