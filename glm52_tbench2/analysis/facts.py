@@ -33,7 +33,7 @@ class Facts:
     end_counts: Counter[str] = field(default_factory=Counter)
     """End reason -> samples, over all training batches."""
     lost: Counter[str] = field(default_factory=Counter)
-    """replaced/REASON and dropped/FILTER -> how often, over all training batches."""
+    """replaced/REASON and dropped/FILTER -> how often; wasted/CAUSE -> tokens; over all steps."""
     visits: dict[str, dict[int, Cell]] = field(default_factory=dict)
     """Task -> step -> its visit; the best mean reward first."""
     evals: dict[int, Rewards] = field(default_factory=dict)
@@ -82,7 +82,7 @@ def gather(run: RunFiles) -> Facts:
         for row in rows:
             facts.examples[row["end_reason"]] = ("rollouts", step, row["sample_id"])
         for name, value in run.stats("rollouts", step).items():
-            if name.startswith(("replaced/", "dropped/")):
+            if name.startswith(("replaced/", "dropped/", "wasted/")):
                 facts.lost[name] += int(value)
     for step in run.steps("eval"):
         rows = run.rows("eval", step, _COLUMNS)

@@ -57,8 +57,9 @@ def problems(config: RunConfig) -> list[str]:
 
 def notes(config: RunConfig, reference_clip: dict[str, object]) -> list[str]:
     """Knobs that were set and have no effect. `reference_clip`: conf/clip/reference.yaml."""
+    found = _slots_unused(config)
     if config.optim.steps_per_batch > 1:
-        return []
+        return found
     clip = config.clip
     set_knobs = [
         name
@@ -67,10 +68,24 @@ def notes(config: RunConfig, reference_clip: dict[str, object]) -> list[str]:
     ]
     if clip.loss is not PolicyLoss.ppo:
         set_knobs.append(f"loss={clip.loss.name}")
-    return [
+    return found + [
         f"clip.{knob} has no effect: with optim.steps_per_batch=1 the policy ratio is 1, "
         "so only the correction against the rollout policy acts."
         for knob in set_knobs
+    ]
+
+
+def _slots_unused(config: RunConfig) -> list[str]:
+    rollout = config.rollout
+    if rollout.mode is Mode.sync or rollout.max_staleness is None:
+        return []
+    most = (rollout.max_staleness + 1) * rollout.prompts_per_step * rollout.samples_per_prompt
+    if most >= rollout.max_concurrent_samples:
+        return []
+    return [
+        f"rollout.max_concurrent_samples ({rollout.max_concurrent_samples}) is never reached: "
+        f"rollout.max_staleness={rollout.max_staleness} lets at most {most} samples be started "
+        "before the next weights."
     ]
 
 

@@ -193,7 +193,7 @@ def _figures(numbers: RunNumbers) -> Table:
     if held_out:
         values = " → ".join(f"{value:.2f}" for _, value in held_out[-4:])
         rows.add_row("held out", values, f"after step {held_out[-1][0]}")
-    for label, source, name, form in _FIGURES:
+    for label, source, name, form in (*_FIGURES, *_STREAM_FIGURES):
         value = numbers.latest(source, name)
         if value is not None:
             rows.add_row(label, form.format(value))
@@ -204,6 +204,13 @@ _FIGURES = (
     ("truncated", "driver", "rollout/truncated_share", "{:.0%}"),
     ("tokens/s", "driver", "rollout/tokens_per_s", "{:.0f}"),
     ("mismatch KL", "trainer", "trainer/train_rollout_kl", "{:.2g}"),
+)
+
+
+# Told in rollout.mode=fully_async alone.
+_STREAM_FIGURES = (
+    ("slots busy", "driver", "rollout/slots_busy_share", "{:.0%}"),
+    ("waiting", "driver", "rollout/groups_waiting", "{:.0f} finished groups"),
 )
 
 

@@ -15,10 +15,7 @@ from typing import Any
 
 from ..config.files import append_line
 from .batch import BatchError, Sample, read_batch, write_batch
-from .outcome import has_verdict
-
-IN_FLIGHT = "driver"
-"""Why a sample was lost that was in flight when the driver ended."""
+from .outcome import EndReason, has_verdict
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +95,7 @@ class Ledger:
                 case "lost":
                     found.stats[f"replaced/{entry['reason']}"] += 1
                     _waste(found.stats, entry)
-                    if entry["reason"] == IN_FLIGHT:
+                    if entry["reason"] == EndReason.driver:
                         started.discard(place)
                 case "dropped":
                     found.dropped.add(entry["group"])
@@ -110,8 +107,8 @@ class Ledger:
         found.samples = self._kept(over)
         kept = {(s.group, s.index) for samples in found.samples.values() for s in samples}
         for group, index in sorted(p for p in started - kept if p[0] not in over):
-            self._note("lost", group=group, index=index, reason=IN_FLIGHT, tokens=0)
-            found.stats[f"replaced/{IN_FLIGHT}"] += 1
+            self._note("lost", group=group, index=index, reason=EndReason.driver, tokens=0)
+            found.stats[f"replaced/{EndReason.driver}"] += 1
         return found
 
     def _entries(self) -> Iterator[dict[str, Any]]:

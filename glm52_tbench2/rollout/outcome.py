@@ -1,8 +1,8 @@
 """Why an episode ended: one table, read by the agent loop, the metrics and the report.
 
 Two rules follow from it. An end the policy caused carries a verdict: the sandbox is verified as
-the policy left it, truncated or not, and a wall clock that ran out scores 0. An end the
-infrastructure caused carries none: the sample is dropped and replaced, never trained as 0.
+the policy left it, truncated or not, and a wall clock that ran out scores 0. An end that anything
+else caused carries none: the sample is replaced, never trained as 0.
 """
 
 from dataclasses import dataclass
@@ -23,11 +23,17 @@ class EndReason(StrEnum):
     engine = "engine"
     aborted = "aborted"
     stale = "stale"
+    driver = "driver"
 
 
 class Cause(StrEnum):
+    """Who made an episode end."""
+
     policy = "policy"
-    infrastructure = "infrastructure"
+    sandbox = "sandbox"
+    verifier = "verifier"
+    engine = "engine"
+    driver = "driver"
 
 
 class Verdict(StrEnum):
@@ -70,22 +76,20 @@ OUTCOMES: dict[EndReason, Outcome] = {
         Cause.policy, Verdict.zero, False, "the episode's wall clock ran out (episode_timeout_s)"
     ),
     EndReason.sandbox: Outcome(
-        Cause.infrastructure, Verdict.none, False, "the sandbox did not start, hung or was lost"
+        Cause.sandbox, Verdict.none, False, "the sandbox did not start, hung or was lost"
     ),
     EndReason.verifier: Outcome(
-        Cause.infrastructure, Verdict.none, False, "the verifier gave no verdict"
+        Cause.verifier, Verdict.none, False, "the verifier gave no verdict"
     ),
     EndReason.engine: Outcome(
-        Cause.infrastructure, Verdict.none, False, "the engine failed or stopped answering"
+        Cause.engine, Verdict.none, False, "the engine failed or stopped answering"
     ),
-    EndReason.aborted: Outcome(
-        Cause.infrastructure, Verdict.none, False, "the engine aborted the request"
-    ),
+    EndReason.aborted: Outcome(Cause.engine, Verdict.none, False, "the engine aborted the request"),
     EndReason.stale: Outcome(
-        Cause.infrastructure,
-        Verdict.none,
-        False,
-        "a token came from a weight version this batch may not hold",
+        Cause.engine, Verdict.none, False, "the engine served weights that the batch may not hold"
+    ),
+    EndReason.driver: Outcome(
+        Cause.driver, Verdict.none, False, "the driver ended while the sample was in flight"
     ),
 }
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import uuid
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
@@ -78,6 +78,8 @@ class Player:
         self.stats: dict[str, Counter[str]] = {"generate": Counter(), "eval": Counter()}
         """Phase -> ``replaced/REASON``: samples; ``wasted/REASON``, ``wasted_tokens``: tokens."""
         self._busy_s, self._busy_since = 0.0, perf_counter()
+        self._ended: deque[tuple[float, int]] = deque([(perf_counter(), 0)])
+        """When samples to train on ended, and their tokens."""
 
     async def obtain(
         self, wanted: Wanted, limits: Limits, lost: Callable[[Sample], None] | None = None
@@ -92,6 +94,8 @@ class Player:
             sample = await self._try(wanted, limits, attempt)
             if wanted.phase == self.progress.phase:
                 self.progress.generated_tokens += sample.num_generated
+            if wanted.phase == "generate":
+                self._ended.append((perf_counter(), sample.num_generated))
             if has_verdict(sample.end_reason):
                 if wanted.phase == self.progress.phase:
                     self.progress.samples_done += 1
@@ -123,6 +127,14 @@ class Player:
         self._count_busy()
         busy_s, self._busy_s = self._busy_s, 0.0
         return busy_s
+
+    def tokens_per_s(self, least_s: float) -> float:
+        """Tokens of samples to train on that ended in the last `least_s` seconds, a second."""
+        now = perf_counter()
+        while len(self._ended) > 1 and now - self._ended[1][0] > least_s:
+            self._ended.popleft()
+        since, _ = self._ended[0]
+        return sum(tokens for _, tokens in list(self._ended)[1:]) / max(now - since, 1e-9)
 
     def _count_busy(self, change: int = 0) -> None:
         now = perf_counter()

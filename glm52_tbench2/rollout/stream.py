@@ -25,6 +25,8 @@ from .outcome import has_verdict
 from .player import Player, Wanted
 
 _POLL_S = 0.05
+_RATE_S = 60.0
+"""Tokens a second are taken over at least this long: two batches may be complete at one moment."""
 TOO_OLD = "max_staleness"
 """Why a group is dropped that holds tokens older than allowed. Admission sees to it that none is:
 this proves it."""
@@ -243,6 +245,7 @@ class Stream:
         slots_s = self._player.num_slots * wall_s
         return {
             **self._player.cost("generate", wall_s),
+            "tokens_per_s": self._player.tokens_per_s(max(wall_s, _RATE_S)),
             "slots_busy_share": self._player.busy_s() / slots_s,
             "groups_waiting": float(self._books.waiting),
         }

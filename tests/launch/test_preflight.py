@@ -8,7 +8,7 @@ import pytest
 
 from glm52_tbench2.config.compose import compose
 from glm52_tbench2.config.errors import UserError
-from glm52_tbench2.config.schema import Device, Mode, SandboxProvider, WandbMode
+from glm52_tbench2.config.schema import Device, SandboxProvider, WandbMode
 from glm52_tbench2.launch import preflight
 from glm52_tbench2.tasks.sets import load_set
 
@@ -123,11 +123,6 @@ def test_a_gpu_that_is_not_there_is_refused(smoke):
 def test_a_sandbox_that_is_not_built_is_refused(smoke, provider):
     smoke.sandbox.provider = provider
     assert "sandbox=local" in only_problem(smoke)
-
-
-def test_the_asynchronous_mode_is_refused(smoke):
-    smoke.rollout.mode = Mode.fully_async
-    assert "rollout.mode=sync" in only_problem(smoke)
 
 
 def test_a_disk_without_room_is_refused(smoke, monkeypatch):

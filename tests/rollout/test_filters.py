@@ -2,6 +2,7 @@ import pytest
 
 from glm52_tbench2.config.checks import KNOWN_FILTERS
 from glm52_tbench2.config.errors import UserError
+from glm52_tbench2.config.paths import ROOT
 from glm52_tbench2.rollout.filters import FILTERS, dropped_by, named
 from glm52_tbench2.rollout.outcome import OUTCOMES, Cause, EndReason, Verdict, has_verdict
 
@@ -47,8 +48,16 @@ def test_a_config_may_name_exactly_these():
     assert set(KNOWN_FILTERS) == set(FILTERS)
 
 
-def test_every_end_has_an_outcome_and_only_the_infrastructure_leaves_none():
+def test_every_end_has_an_outcome_and_the_policy_alone_gets_a_verdict():
     assert set(OUTCOMES) == set(EndReason)
     for reason, outcome in OUTCOMES.items():
         assert has_verdict(reason) == (outcome.cause is Cause.policy)
-        assert (outcome.verdict is Verdict.none) == (outcome.cause is Cause.infrastructure)
+        assert (outcome.verdict is Verdict.none) == (outcome.cause is not Cause.policy)
+
+
+def test_the_docs_have_the_same_table():
+    page = (ROOT / "docs" / "episodes.md").read_text()
+    for reason, outcome in OUTCOMES.items():
+        cells = (f"`{reason}`", outcome.doc, outcome.cause, outcome.verdict)
+        assert f"| {' | '.join(cells)} |" in page
+    assert page.count("\n| `") == len(OUTCOMES)

@@ -29,7 +29,7 @@ COST_METRICS = (
     "wasted_tokens",
     "wasted_share",
 )
-"""Last words of metrics that depend on the machine's load, besides time/* and replaced/*."""
+"""Last words of metrics that depend on the load, besides time/*, replaced/* and wasted/*."""
 
 _DRAWN = ("sample_id", "step", "group", "index", "task_id", "prompt_tokens")
 _VERDICT = ("end_reason", "truncated", "reward", "penalty", "advantage")
@@ -338,6 +338,7 @@ def _is_cost(metric: str) -> bool:
     return (
         metric.startswith("time/")
         or "/replaced/" in metric
+        or "/wasted/" in metric
         or metric.rpartition("/")[2] in COST_METRICS
     )
 
