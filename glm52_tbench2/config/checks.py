@@ -2,7 +2,16 @@
 
 import math
 
-from .schema import Correction, KlEstimator, Mode, ModelFamily, Overlong, PolicyLoss, RunConfig
+from .schema import (
+    Correction,
+    Device,
+    KlEstimator,
+    Mode,
+    ModelFamily,
+    Overlong,
+    PolicyLoss,
+    RunConfig,
+)
 
 KNOWN_FILTERS = ("check_no_aborted", "check_reward_nonzero_std")
 MAY_BE_ZERO = {
@@ -265,9 +274,31 @@ def _cluster(config: RunConfig) -> list[str]:
             f"engine.num_engines ({engine.num_engines}) does not divide by engine.nodes "
             f"({engine.nodes}); change one of them."
         )
+    elif engine.nodes_per_engine > 1:
+        found += _spanning(config)
     if cluster.gpus_per_node:
         found += _gpus(config)
     return found
+
+
+def _spanning(config: RunConfig) -> list[str]:
+    """What stands against engines over several nodes."""
+    engine, nodes = config.engine, config.engine.nodes_per_engine
+    spans = f"Each engine spans engine.nodes / engine.num_engines = {nodes} nodes"
+    if engine.device is Device.cpu:
+        if config.model.num_heads % nodes == 0:
+            return []
+        return [
+            f"{spans}, which does not divide model.num_heads ({config.model.num_heads}); "
+            "raise engine.num_engines."
+        ]
+    a_node = config.cluster.gpus_per_node
+    if engine.gpus_per_engine == nodes * a_node:
+        return []
+    return [
+        f"{spans} and takes all of their GPUs, but engine.gpus_per_engine is "
+        f"{engine.gpus_per_engine} and cluster.gpus_per_node {a_node}; change one of them."
+    ]
 
 
 def _gpus(config: RunConfig) -> list[str]:

@@ -313,11 +313,11 @@ class EngineConfig:
     device: Device = MISSING
     """Where engines run."""
     nodes: int = MISSING
-    """Nodes that generate."""
+    """Nodes that generate; with fewer engines than nodes, each engine spans several."""
     num_engines: int = MISSING
     """SGLang servers in all."""
     gpus_per_engine: int = MISSING
-    """Accelerators one server spans; 0 on a CPU."""
+    """Accelerators one server spans, over all of its nodes; 0 on a CPU."""
     dtype: str = MISSING
     """Weights' precision in the engine: fp8, bfloat16 or float32."""
     transport: WeightTransport = MISSING
@@ -332,6 +332,11 @@ class EngineConfig:
     """Environment variables of the server process."""
     request_timeout_s: float = MISSING
     """Longest wait for one generation, seconds."""
+
+    @property
+    def nodes_per_engine(self) -> int:
+        """Nodes one server spans."""
+        return max(1, self.nodes // self.num_engines)
 
 
 @dataclass

@@ -4,6 +4,8 @@ One torch TCPStore, owned by the head supervisor and bound to the fabric address
 address reaches every role as GLM52_STORE. Keys in use:
 
 - ``env/0``, ``engine/I``: base URL of a server that is ready; absent while it is not
+- ``engine/I.P``: the same of part P of an engine over nodes; ``rendezvous/engine/I/G``: what the
+  parts of its generation G start from; ``again/engine/I/G``: "1" once they are to start
 - ``driver/ready``, ``trainer/ready``: "1"
 - ``weights/version``: the newest version that every engine serves, a decimal integer
 - ``done``: "1" once the last step is trained and its checkpoint is complete

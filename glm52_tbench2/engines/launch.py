@@ -2,6 +2,8 @@
 
     python -m glm52_tbench2.engines.launch --run RUN --index I --host HOST --port PORT
 
+Of an engine that spans nodes it starts the part on this node, and needs the run's supervisor.
+
 It serves the newest weights the run has published, else the starting weights as version 0, and
 listens on HOST alone. On a CPU the server gets this project's plugin and stand-ins on its path.
 """
@@ -9,6 +11,7 @@ listens on HOST alone. On a CPU the server gets this project's plugin and stand-
 import argparse
 import hashlib
 import importlib.util
+import json
 import os
 import shutil
 import sys
@@ -20,6 +23,7 @@ from typing import Any
 from glm52_tbench2.config import load_run_config
 from glm52_tbench2.config.errors import UserError
 from glm52_tbench2.config.schema import Device, RunConfig
+from glm52_tbench2.config.signals import Signals, SignalsLost
 
 from .weights import to_serve
 
@@ -39,7 +43,7 @@ SET_HERE = {
     "dtype": "engine.dtype",
     "quantization": "engine.dtype",
     "tp-size": "engine.gpus_per_engine",
-    "nnodes": "engine.gpus_per_engine and cluster.gpus_per_node",
+    "nnodes": "engine.nodes and engine.num_engines",
     "node-rank": "nothing",
     "dist-init-addr": "nothing",
     "random-seed": "seed",
@@ -55,13 +59,13 @@ def server_command(
     port: int,
     *,
     scratch: Path,
-    node_rank: int = 0,
-    dist_init_addr: str | None = None,
+    part: int = 0,
+    meet: str | None = None,
 ) -> tuple[list[str], dict[str, str]]:
     """The server's argv, and its environment variables beside those of this process.
 
-    `scratch` is an empty folder for its sockets. An engine that spans nodes has one server a node,
-    numbered `node_rank`, which meet at `dist_init_addr`, HOST:PORT of the first.
+    `scratch` is an empty folder for its sockets. An engine that spans nodes has a `part` on each;
+    they meet in the torch store at `meet`, HOST:PORT, which somebody else serves.
     Raises UserError for an argument that another field decides.
     """
     engine = config.engine
@@ -81,14 +85,25 @@ def server_command(
         # Without it a health check takes a second and runs a greedy request among the others.
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
     }
+    nodes = engine.nodes_per_engine
     if engine.device is Device.cuda:
         argv += ["--tp-size", str(engine.gpus_per_engine)]
-    nodes = -(-engine.gpus_per_engine // max(1, config.cluster.gpus_per_node))
+    elif nodes > 1:  # a process a node, each on any of its node's cores
+        argv += ["--tp-size", str(nodes)]
+        env["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(["all"] * nodes)
+    # A torch store of its own would listen on every interface.
     if nodes > 1:
-        argv += ["--nnodes", str(nodes), "--node-rank", str(node_rank)]
-        argv += ["--dist-init-addr", str(dist_init_addr)]
+        assert meet is not None
+        argv += ["--nnodes", str(nodes), "--node-rank", str(part), "--dist-init-addr", meet]
+        env |= {
+            "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE": "env://",
+            "MASTER_ADDR": meet.rpartition(":")[0],
+            "MASTER_PORT": meet.rpartition(":")[2],
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            # Nothing needs it, and it would listen on an address that SGLang chooses.
+            "SGLANG_USE_MESSAGE_QUEUE_BROADCASTER": "0",
+        }
     else:
-        # Its processes meet through a file: torch's store would listen on every interface.
         env["SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"] = f"file://{scratch}/rendezvous"
     if config.cluster.threads_per_engine:
         threads = str(config.cluster.threads_per_engine)
@@ -129,18 +144,42 @@ def _flag(name: str, value: Any) -> list[str]:
     return [f"--{name}", *map(str, values)]
 
 
-def scratch_dir(run_dir: Path, index: int) -> Path:
-    """Folder of an engine's sockets, outside the run folder because their paths must be short.
+def scratch_dir(run_dir: Path, index: int, part: int = 0) -> Path:
+    """Folder of an engine's sockets on one node, outside the run folder: their paths must be short.
 
     Emptied when the engine starts; whoever ends the engine removes it.
     """
-    name = hashlib.sha256(f"{run_dir.resolve()} {index}".encode()).hexdigest()[:12]
+    name = hashlib.sha256(f"{run_dir.resolve()} {index}.{part}".encode()).hexdigest()[:12]
     return Path(tempfile.gettempdir()) / f"glm52-engine-{os.getuid()}-{name}"
 
 
-def remove_scratch(run_dir: Path, index: int) -> None:
+def remove_scratch(run_dir: Path, index: int, part: int = 0) -> None:
     """Removes that folder, once the engine has ended."""
-    shutil.rmtree(scratch_dir(run_dir, index), ignore_errors=True)
+    shutil.rmtree(scratch_dir(run_dir, index, part), ignore_errors=True)
+
+
+def agree(
+    config: RunConfig, run_dir: Path, index: int, part: int, generation: int, meet: str | None
+) -> tuple[Path, int, str]:
+    """(weights, version, HOST:PORT to meet at): what the parts of an engine over nodes start from.
+
+    The first part says it and the others wait, since each might find other weights for itself.
+    Raises TimeoutError when the first says nothing.
+    """
+    signals, key = Signals.from_env(), f"rendezvous/engine/{index}/{generation}"
+    if part == 0:
+        folder, version = to_serve(config, run_dir)
+        signals.publish(key, json.dumps([str(folder), version, meet]))
+        return folder, version, str(meet)
+    wait_s = config.cluster.deadlines.engine / 2  # so that it ends before its own deadline
+    try:
+        folder, version, meet = json.loads(signals.wait(key, wait_s))
+    except TimeoutError:
+        raise TimeoutError(
+            f"engine-{index}, which the other parts of that engine start with, did not start "
+            f"within {wait_s:g} s (half of cluster.deadlines.engine); see its log."
+        ) from None
+    return Path(folder), version, str(meet)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -150,17 +189,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--index", type=int, required=True, help="number of the engine in the run")
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument(
-        "--node-rank", type=int, default=0, help="node of an engine that spans some"
-    )
-    parser.add_argument("--dist-init-addr", help="where the servers of such an engine meet")
+    parser.add_argument("--part", type=int, default=0, help="of an engine that spans nodes")
+    parser.add_argument("--generation", type=int, default=0, help="which start of such an engine")
+    parser.add_argument("--meet", help="HOST:PORT of a store where its parts meet, for the first")
     given = parser.parse_args(arguments)
+    meet: str | None = None
     try:
         config = load_run_config(given.run)
-        model_path, version = to_serve(config, given.run)
+        if config.engine.nodes_per_engine > 1:
+            model_path, version, meet = agree(
+                config, given.run, given.index, given.part, given.generation, given.meet
+            )
+        else:
+            model_path, version = to_serve(config, given.run)
         if not (model_path / "config.json").is_file():
             raise UserError(f"{model_path} has no config.json; point model.path to an HF folder.")
-        scratch = scratch_dir(given.run, given.index)
+        scratch = scratch_dir(given.run, given.index, given.part)
         argv, env = server_command(
             config,
             model_path,
@@ -168,13 +212,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
             given.host,
             given.port,
             scratch=scratch,
-            node_rank=given.node_rank,
-            dist_init_addr=given.dist_init_addr,
+            part=given.part,
+            meet=meet,
         )
     except UserError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
-    remove_scratch(given.run, given.index)
+    except (TimeoutError, SignalsLost) as error:
+        sys.exit(f"error: {error}")
+    remove_scratch(given.run, given.index, given.part)
     scratch.mkdir(mode=0o700)
     os.execvpe(argv[0], argv, {**os.environ, **env})
 

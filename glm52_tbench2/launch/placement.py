@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 from ..config.schema import Device, RunConfig, WandbMode
@@ -12,9 +13,10 @@ from .roles import Policy, RoleSpec
 def place(config: RunConfig, run_dir: Path) -> list[RoleSpec]:
     """Every role of a run, servers first, each with the node that starts it.
 
-    Trainer ranks fill the first parallel.nodes nodes, engines the engine.nodes nodes after them;
-    driver, environment server and tracker are on cluster.driver_node. Only where nodes run out,
-    as on one machine, do engines share those of the trainer.
+    Trainer ranks fill the first parallel.nodes nodes, engines the engine.nodes nodes after them,
+    one that spans nodes with a part on each; driver, environment server and tracker are on
+    cluster.driver_node. Only where nodes run out, as on one machine, do engines share those of the
+    trainer, and parts of an engine a node.
 
     """
     return [
@@ -55,15 +57,20 @@ def _env(config: RunConfig, run_dir: Path) -> RoleSpec:
 
 
 def _engines(config: RunConfig, run_dir: Path) -> Iterator[RoleSpec]:
-    engine = config.engine
-    for index in range(engine.num_engines):
-        node, first = _engine_place(config, index)
-        gpus = range(first, first + engine.gpus_per_engine) if engine.device is Device.cuda else ()
+    parts = config.engine.nodes_per_engine
+    for index, part in product(range(config.engine.num_engines), range(parts)):
+        node, gpus = _engine_place(config, index, part)
+        command = _module("engines.launch", run_dir, "--index", str(index), *_SERVES)
+        if parts > 1:
+            command += ("--part", str(part), "--generation", "{generation}")
+            command += ("--meet", "{meet}") if part == 0 else ()
         yield RoleSpec(
             role="engine",
             index=index,
+            part=part,
+            parts=parts,
             node=node,
-            command=_module("engines.launch", run_dir, "--index", str(index), *_SERVES),
+            command=command,
             policy=Policy.service,
             env={
                 **_threads(config.cluster.threads_per_engine),
@@ -72,21 +79,26 @@ def _engines(config: RunConfig, run_dir: Path) -> Iterator[RoleSpec]:
             },
             deadline_s=config.cluster.deadlines.engine,
             health="/health",
-            port=given_port(config, index),
-            scratch=scratch_dir(run_dir, index),
+            port=None if part else given_port(config, index),
+            scratch=scratch_dir(run_dir, index, part),
             numbered=True,
         )
 
 
-def _engine_place(config: RunConfig, index: int) -> tuple[int, int]:
-    """(node, its first GPU) of an engine."""
+def _engine_place(config: RunConfig, index: int, part: int) -> tuple[int, range]:
+    """(node, its GPUs) of a part of an engine."""
     engine, trainer = config.engine, config.parallel
     a_node = max(1, engine.num_engines // engine.nodes)
-    node = (trainer.nodes + index // a_node) % config.cluster.nodes
+    after = index // a_node * engine.nodes_per_engine + part
+    node = (trainer.nodes + after) % config.cluster.nodes
+    if engine.device is not Device.cuda:
+        return node, range(0)
     # On a node that trains too, the ranks come first and the engines take the GPUs after them.
     shared = node < trainer.nodes and trainer.device is Device.cuda
     taken = trainer.gpus_per_node if shared else 0
-    return node, taken + index % a_node * engine.gpus_per_engine
+    gpus = engine.gpus_per_engine // engine.nodes_per_engine
+    first = taken + index % a_node * gpus
+    return node, range(first, first + gpus)
 
 
 def _trainers(config: RunConfig, run_dir: Path) -> Iterator[RoleSpec]:

@@ -75,11 +75,6 @@ def _name(config: RunConfig) -> list[str]:
 
 def _built(config: RunConfig) -> list[str]:
     found = []
-    if config.engine.gpus_per_engine > config.cluster.gpus_per_node > 0:
-        found.append(
-            f"engine.gpus_per_engine is {config.engine.gpus_per_engine}, more than a node has, "
-            "and an engine over several nodes is not built yet; write engine=balanced."
-        )
     if config.sandbox.provider is not SandboxProvider.local:
         found.append(
             f"sandbox.provider={config.sandbox.provider.name} is not built yet; "

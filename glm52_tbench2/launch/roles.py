@@ -51,7 +51,8 @@ class RoleSpec:
     role: str
     index: int
     command: tuple[str, ...]
-    """argv; {host} and {port} in it, a server's own, are filled in at each start."""
+    """argv, filled in at each start: {host} and {port}, a server's own; {generation}, and {meet},
+    HOST:PORT of a store where the parts of a server meet, on its first part's node."""
     policy: Policy
     node: int = 0
     """Which node's supervisor starts it."""
@@ -70,16 +71,26 @@ class RoleSpec:
     """Folder it makes outside of the run folder; removed when it has ended."""
     numbered: bool = False
     """Several of the kind may run, so its name carries the index."""
+    part: int = 0
+    """Which of a server's parts this is; the first answers requests."""
+    parts: int = 1
+    """Parts of the server, one a node it spans. They start together, and start again together."""
 
     @property
     def name(self) -> str:
-        """As in log names and messages: driver, engine-0."""
-        return f"{self.role}-{self.index}" if self.numbered else self.role
+        """As in log names and messages: driver, engine-0; engine-0.1, its second part."""
+        name = f"{self.role}-{self.index}" if self.numbered else self.role
+        return f"{name}.{self.part}" if self.part else name
 
     @property
     def endpoint_key(self) -> str:
         """The signal under which a server's URL is published."""
-        return f"{self.role}/{self.index}"
+        key = f"{self.role}/{self.index}"
+        return f"{key}.{self.part}" if self.part else key
+
+    def again_key(self, generation: int) -> str:
+        """The signal that every part of the server is to start as this generation."""
+        return f"again/{self.role}/{self.index}/{generation}"
 
     @property
     def finished_key(self) -> str:
@@ -95,6 +106,8 @@ class RoleProcess:
         self.state = State.stopped
         self.log = run_dir / "logs" / f"{spec.name}.log"
         self.restarts = 0
+        self.generation = 0
+        """How often its server started before under this store; the same for all of its parts."""
         self.started_at = 0.0
         self.ready_s: float | None = None
         """Seconds its latest start took to be ready; None until then."""
@@ -102,6 +115,7 @@ class RoleProcess:
         """Ready at least once in this job."""
         self._host, self._lock_fd = host, lock_fd
         self._port = spec.port
+        self._meet: Signals | None = None
         self._log_start = 0
         self._echoed = 0
         self._lifeline: int | None = None
@@ -131,11 +145,12 @@ class RoleProcess:
         """Started, and its end not yet seen by `poll`."""
         return self._process is not None
 
-    def start(self, store: str) -> None:
+    def start(self, store: str, generation: int = 0) -> None:
         """Starts the process under its guard; `store` is the address of the signals.
 
         Raises OSError, say when the disk is full.
         """
+        self.generation = generation
         if self.spec.health is not None:
             # The same port when it is still free, for those who remember the URL.
             self._port = self.spec.port or free_port(self._host, prefer=self._port)
@@ -146,7 +161,12 @@ class RoleProcess:
             "{interface}": interface_of(self._host),
             "{store_host}": store_host,
             "{store_port}": store_port,
+            "{generation}": str(generation),
         }
+        if self.spec.parts > 1 and self.spec.part == 0:
+            # A new one each time: what a former generation left would mislead this one.
+            self._meet, known["{meet}"] = Signals.serve(self._host)
+            self._meet.open()
         env = {
             **os.environ,
             "PYTHONUNBUFFERED": "1",

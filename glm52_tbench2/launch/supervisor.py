@@ -276,7 +276,7 @@ class Supervisor:
             if self._follow:
                 for line in role.new_lines():
                     self._watcher.line(role.spec.name, line)
-            if not role.alive:
+            if not role.alive or self._joined(role):
                 continue
             if (code := role.poll()) is not None:
                 self._ended(role, code)
@@ -324,14 +324,15 @@ class Supervisor:
         return self._published(elsewhere)
 
     def _published(self, keys: Iterable[str]) -> bool:
-        """Whether roles of other nodes have published all of these signals."""
+        """Whether all of these signals are published, as by other nodes' supervisors."""
         return all(self._open_signals.get(key) is not None for key in keys)
 
     def _let_helpers_end(self) -> None:
         """Ends the servers; the helpers see that the run is finished and read what is left."""
         self._phase = "finished"
         for role in self.roles:
-            if role.spec.policy is Policy.service:
+            # A server with parts elsewhere ends once their supervisors know that it is over.
+            if role.spec.policy is Policy.service and role.spec.parts == 1:
                 role.ask_to_end()
         until = time.monotonic() + _HELPERS_S
         helpers = [r for r in self.roles if r.spec.policy is Policy.helper]
@@ -348,6 +349,7 @@ class Supervisor:
     # --- the end of a role -------------------------------------------------------------------
 
     def _ended(self, role: RoleProcess, code: int) -> None:
+        self._hear()  # it may have ended because roles of other nodes were told to
         if code < 0:  # the guard itself was killed, so nobody has cleaned up below it
             self._cleaner.sweep()
             code = 128 - code
@@ -376,11 +378,29 @@ class Supervisor:
             raise _JobRestart(f"{name} {what}", self._told(role, what, lines))
         elif role.restarts >= self._max_restarts:
             self._fail(role, what + _after(role.restarts, "role"), lines)
+        generation = role.generation + 1
+        if role.spec.parts > 1:
+            self._open_signals.publish(role.spec.again_key(generation), "1")
+        self._restart(role, what, generation)
+
+    def _joined(self, role: RoleProcess) -> bool:
+        """Whether another part of the role's server ended, so that this one was restarted too."""
+        generation = role.generation
+        while role.spec.parts > 1 and self._published([role.spec.again_key(generation + 1)]):
+            generation += 1
+        if generation == role.generation:
+            return False
+        self._cleaner.kill([role])  # without the others it would hang
+        self._restart(role, "lost another part of its server", generation)
+        return True
+
+    def _restart(self, role: RoleProcess, what: str, generation: int) -> None:
+        spec = role.spec
         role.restarts += 1
-        if key := role.spec.endpoint_key if policy is Policy.service else role.spec.ready_key:
+        if key := spec.endpoint_key if spec.policy is Policy.service else spec.ready_key:
             self._open_signals.withdraw(key)
-        self._tell(f"{name} {what}; restarted, {role.restarts} of {self._max_restarts}")
-        role.start(self._store)
+        self._tell(f"{spec.name} {what}; restarted, {role.restarts} of {self._max_restarts}")
+        role.start(self._store, generation)
 
     def _fail(self, role: RoleProcess, what: str, lines: list[str]) -> NoReturn:
         raise RunFailed(self._told(role, what, lines))

@@ -4,11 +4,10 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,8 +25,10 @@ from transformers import (
 from glm52_tbench2.config import save_run_config
 from glm52_tbench2.config.compose import compose
 from glm52_tbench2.config.paths import ROOT
+from glm52_tbench2.config.signals import STORE_VARIABLE, Signals
 from glm52_tbench2.engines import launch
 from glm52_tbench2.engines.client import EngineClient, Generation
+from glm52_tbench2.launch.ports import free_port
 
 T = TypeVar("T")
 VOCAB = 256
@@ -83,7 +84,8 @@ class Engine:
     """A running server and the run it belongs to."""
 
     url: str
-    process: subprocess.Popen[bytes]
+    processes: list[subprocess.Popen[bytes]]
+    """One a part."""
     run_dir: Path
     model_dir: Path
     model: Glm4MoeLiteForCausalLM
@@ -91,8 +93,13 @@ class Engine:
 
     def tree(self) -> list[psutil.Process]:
         """The server and all its processes."""
-        server = psutil.Process(self.process.pid)
-        return [server, *server.children(recursive=True)]
+        servers = [psutil.Process(pid) for pid in self.pids]
+        return servers + [child for one in servers for child in one.children(recursive=True)]
+
+    @property
+    def pids(self) -> list[int]:
+        """Of its parts' first processes."""
+        return [process.pid for process in self.processes]
 
     def use(self, work: Callable[[EngineClient], Awaitable[T]]) -> T:
         """What `work` returns with a client of this engine."""
@@ -122,8 +129,36 @@ async def generate(client: EngineClient, prompt: list[int], **asked: Any) -> Gen
 
 @pytest.fixture(scope="session")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """Kills the server with SIGKILL at the end, and fails if a process of it lives on."""
-    model_dir, run_dir = tmp_path_factory.mktemp("model"), tmp_path_factory.mktemp("run")
+    """A server of one process a kind."""
+    with served(tmp_path_factory.mktemp("model"), tmp_path_factory.mktemp("run")) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def engine_over_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """An engine that spans two nodes, both this machine."""
+    signals, store = Signals.serve("127.0.0.1")
+    signals.open()
+    meeting, meet = Signals.serve("127.0.0.1")
+    meeting.open()
+    parts = (["--meet", meet], ["--part", "1"])
+    folders = tmp_path_factory.mktemp("model"), tmp_path_factory.mktemp("run")
+    with served(*folders, "engine.nodes=2", parts=parts, env={STORE_VARIABLE: store}) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def served(
+    model_dir: Path,
+    run_dir: Path,
+    *overrides: str,
+    parts: Sequence[list[str]] = ([],),
+    env: Mapping[str, str] | None = None,
+) -> Iterator[Engine]:
+    """A random model's server; `parts`: arguments of each.
+
+    Kills it with SIGKILL at the end, and fails if a process of it lives on.
+    """
     model = random_model(0)
     model.save_pretrained(model_dir)
     vocabulary = Tokenizer(models.BPE(vocab={f"<{i}>": i for i in range(VOCAB)}, merges=[]))
@@ -134,31 +169,42 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
             f"model.path={model_dir}",
             "cluster.threads_per_engine=1",
             "engine.server_args.max-total-tokens=16384",
+            *overrides,
         ]
     )
     save_run_config(config, run_dir)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    logs = [run_dir / f"engine-{part}.log" for part in range(len(parts))]
+    ports = [free_port("127.0.0.1") for _ in parts]
     command = [sys.executable, "-m", "glm52_tbench2.engines.launch", "--run", str(run_dir)]
-    command += ["--index", "0", "--host", "127.0.0.1", "--port", str(port)]
-    log = run_dir / "engine.log"
-    process = subprocess.Popen(
-        command, cwd=ROOT, stdout=log.open("wb"), stderr=subprocess.STDOUT, start_new_session=True
-    )
-    made = Engine(f"http://127.0.0.1:{port}", process, run_dir, model_dir, model)
+    command += ["--index", "0", "--host", "127.0.0.1"]
+    processes = [
+        subprocess.Popen(
+            [*command, "--port", str(port), *arguments],
+            cwd=ROOT,
+            stdout=log.open("wb"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, **(env or {})},
+        )
+        for port, arguments, log in zip(ports, parts, logs, strict=True)
+    ]
+    made = Engine(f"http://127.0.0.1:{ports[0]}", processes, run_dir, model_dir, model)
     tree = []
     try:
         until = time.monotonic() + READY_S
         while not made.use(EngineClient.health):
-            assert process.poll() is None, f"the server ended:\n{log.read_text()[-3000:]}"
-            assert time.monotonic() < until, f"not ready:\n{log.read_text()[-3000:]}"
+            said = "\n".join(log.read_text()[-3000:] for log in logs)
+            assert all(p.poll() is None for p in processes), f"the server ended:\n{said}"
+            assert time.monotonic() < until, f"not ready:\n{said}"
         tree = made.tree()
         yield made
     finally:
-        process.kill()
-        process.wait()
-        _, alive = psutil.wait_procs(tree[1:], timeout=20)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        launch.remove_scratch(run_dir, 0)
+        for process in processes:
+            process.kill()
+            process.wait()
+        _, alive = psutil.wait_procs([p for p in tree if p.pid not in made.pids], timeout=20)
+        for part, process in enumerate(processes):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            launch.remove_scratch(run_dir, 0, part)
     assert not alive, f"alive after their server was killed: {alive}"

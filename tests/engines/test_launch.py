@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from glm52_tbench2.config import save_run_config
 from glm52_tbench2.config.compose import compose
 from glm52_tbench2.config.errors import UserError
 from glm52_tbench2.config.schema import RunConfig
+from glm52_tbench2.config.signals import Signals
 from glm52_tbench2.engines import launch, weights
 from glm52_tbench2.engines.launch import server_command
 
@@ -43,8 +45,8 @@ GOLDEN = {"balanced": BALANCED, "low_latency": LOW_LATENCY}
 
 
 def reference(engine: str) -> tuple[list[str], dict[str, str]]:
-    """The second node of the first engine, if it spans two."""
-    rank, meet = (1, "10.0.0.5:25000") if engine == "low_latency" else (0, None)
+    """The second part of an engine, if it spans two nodes."""
+    part, meet = (1, "10.0.0.5:25000") if engine == "low_latency" else (0, None)
     return server_command(
         compose([f"engine={engine}"]),
         Path("/models/GLM-5.2"),
@@ -52,8 +54,8 @@ def reference(engine: str) -> tuple[list[str], dict[str, str]]:
         "10.0.0.5",
         30000,
         scratch=Path("/tmp/s"),
-        node_rank=rank,
-        dist_init_addr=meet,
+        part=part,
+        meet=meet,
     )
 
 
@@ -95,6 +97,40 @@ def test_reference_fills_its_nodes(engine: str) -> None:
 def test_reference_server_gets_nothing_of_the_cpu() -> None:
     _, env = reference("balanced")
     assert not {"PYTHONPATH", "SGLANG_USE_CPU_ENGINE", "SGLANG_PLUGINS"} & env.keys()
+
+
+def test_an_engine_over_nodes_meets_in_a_store_that_is_served_for_it() -> None:
+    _, env = reference("low_latency")
+    assert env["SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"] == "env://"
+    assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("10.0.0.5", "25000")
+    assert env["TORCHELASTIC_USE_AGENT_STORE"] == "True"  # else the first part would serve one
+
+
+@pytest.fixture
+def signals(monkeypatch: pytest.MonkeyPatch) -> Iterator[Signals]:
+    served, address = Signals.serve("127.0.0.1")
+    served.open()
+    monkeypatch.setenv("GLM52_STORE", address)
+    yield served
+
+
+def test_parts_of_an_engine_start_from_the_same_weights(tmp_path: Path, signals: Signals) -> None:
+    config = smoke()
+    first = launch.agree(config, tmp_path, 0, 0, 3, "127.0.0.1:9")
+    newer = tmp_path / "weights" / "version_000001"
+    newer.mkdir(parents=True)
+    (newer / "version.json").write_text(json.dumps({"version": 1}))
+    assert launch.agree(config, tmp_path, 0, 1, 3, None) == first
+    assert first == (launch.ROOT / config.model.path, 0, "127.0.0.1:9")
+
+
+def test_a_part_that_waits_in_vain_names_whom_it_waited_for(
+    tmp_path: Path, signals: Signals
+) -> None:
+    config = smoke("cluster.deadlines.engine=0.2")
+    launch.agree(config, tmp_path, 2, 0, 0, "127.0.0.1:9")  # of the start before
+    with pytest.raises(TimeoutError, match=r"^engine-2, .* cluster\.deadlines\.engine"):
+        launch.agree(config, tmp_path, 2, 1, 1, None)
 
 
 def test_sglang_takes_every_argument(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ COMPOSITIONS = {
 """Golden file -> overrides."""
 JOBS = {
     "reference": [],
+    "low_latency": ["engine=low_latency"],
     "three_nodes": [
         "experiment=smoke",
         "cluster=slurm",
