@@ -1,6 +1,7 @@
 """Runs a supervisor over scripted roles: python scripted.py RUN ROLES_JSON GRACE_S [NODE COUNT].
 
-A role is [kind, code] or [kind, code, node]; NODE is this supervisor's among COUNT.
+A role is [kind, code] or [kind, code, node]; NODE is this supervisor's among COUNT. Of kind part.0
+and part.1 are those of one engine.
 Prints "ready" once every gate is passed, then each event, then the outcome.
 """
 
@@ -29,6 +30,25 @@ class Handler(http.server.BaseHTTPRequestHandler):
 http.server.HTTPServer((sys.argv[1], int(sys.argv[2])), Handler).serve_forever()
 """
 
+# As a part does, it serves once it has met the other; it publishes that, and dies when told to.
+PART = """
+import os, sys, threading
+from glm52_tbench2.config.signals import Signals
+host, port, part, generation, meet = sys.argv[1:]
+signals, me = Signals.from_env(), part + '/' + generation
+if part == '0':
+    signals.publish('meet/' + generation, meet)
+there = Signals.at(signals.wait('meet/' + generation, 60))
+assert there.get(part) is None, 'what an earlier generation left'
+there.publish(part, '1')
+there.wait(str(1 - int(part)), 60)
+def die():
+    Signals.from_env().wait('die/' + me, 600)
+    os._exit(7)
+threading.Thread(target=die, daemon=True).start()
+signals.publish('met/' + me, '1')
+"""
+
 
 def python(code: str, *arguments: str) -> tuple[str, ...]:
     return (sys.executable, "-c", code, *arguments)
@@ -37,6 +57,18 @@ def python(code: str, *arguments: str) -> tuple[str, ...]:
 def server(role: str = "env", code: str = SERVER, **more: object) -> RoleSpec:
     command = python(code, "{host}", "{port}")
     return RoleSpec(role, 0, command, Policy.service, health="/health", **more)  # type: ignore[arg-type]
+
+
+def part(number: int, code: str, node: int) -> RoleSpec:
+    command = python(code or PART + SERVER, "{host}", "{port}", str(number), "{generation}")
+    command += ("{meet}",) if number == 0 else ("",)
+    return RoleSpec(
+        *("engine", 0, command, Policy.service, node),
+        health="/health",
+        numbered=True,
+        part=number,
+        parts=2,
+    )
 
 
 def worker(code: str, role: str = "driver", **more: object) -> RoleSpec:
@@ -91,7 +123,7 @@ def supervise(run_dir: Path, specs: list[RoleSpec], **more: object) -> tuple[End
 def main() -> None:
     run_dir, roles = Path(sys.argv[1]), json.loads(sys.argv[2])
     roles_module.GRACE_S = supervisor_module.GRACE_S = float(sys.argv[3])
-    if all(len(role) == 2 and role[0] != "server" for role in roles):
+    if all(len(role) == 2 and role[0] in ("worker", "core") for role in roles):
         Signals.open = lambda self: None  # nothing asks the store: spare the import of torch
     specs = [scripted(*role) for role in roles]
     node, count = map(int, sys.argv[4:] or (0, 1))
@@ -108,6 +140,8 @@ def main() -> None:
 def scripted(kind: str, code: str, node: int = 0) -> RoleSpec:
     if kind == "server":
         return server(code=code or SERVER, node=node)
+    if kind.startswith("part."):
+        return part(int(kind.removeprefix("part.")), code, node)
     return {"worker": worker, "core": core}[kind](code, node=node)
 
 

@@ -210,6 +210,71 @@ def test_a_head_whose_run_was_taken_over_ends_its_roles(tmp_path, nodes):
     assert nothing_left(tmp_path)
 
 
+# The driver: ends a part of each of the first generations, once all is up.
+END = """
+from glm52_tbench2.config.signals import Signals
+s = Signals.from_env()
+def up(turn):
+    for key in (f'met/0/{{turn}}', f'met/1/{{turn}}', 'engine/0', 'engine/0.1'):
+        s.wait(key, 60)
+for turn in range({turns}):
+    up(turn)
+    s.publish(f'die/{part}/{{turn}}', '1')
+up({turns})
+"""
+
+
+def logged(run_dir: Path, name: str) -> str:
+    return (run_dir / "logs" / f"{name}.log").read_text()
+
+
+@pytest.mark.parametrize("dies", [0, 1])
+@pytest.mark.parametrize("on", [(0, 1), (1, 1)])
+def test_an_engine_over_nodes_is_restarted_whole_when_a_part_ends(tmp_path, nodes, on, dies):
+    parts = [(f"part.{part}", "", node) for part, node in enumerate(on)]
+    driver = END.format(part=dies, turns=1)
+    both = nodes(*parts, ("worker", driver, 0), ("core", "pass", 1))
+    outcomes = [ended(process) for process in both]
+    assert [code for code, _ in outcomes] == [0, 0], outcomes
+    names = ["engine-0", "engine-0.1"]
+    told = "".join(text for _, text in outcomes)
+    assert f"{names[dies]} ended with exit code 7; restarted, 1 of 2" in told
+    assert f"{names[1 - dies]} lost another part of its server; restarted, 1 of 2" in told
+    assert [logged(tmp_path, name).count(" starts ") for name in names] == [2, 2]
+    assert logged(tmp_path, "driver").count(" starts ") == 1
+    assert nothing_left(tmp_path)
+
+
+def test_a_part_that_ends_too_often_fails_the_job(tmp_path, nodes):
+    parts = ("part.0", "", 0), ("part.1", "", 1)
+    head, member = nodes(*parts, ("worker", END.format(part=1, turns=3), 0))
+    code, text = ended(head)
+    assert (code, ended(member)[0]) == (1, 1)
+    assert "engine-0.1 ended with exit code 7, after 2 restarts of the role" in text
+
+
+def test_a_part_that_cannot_start_is_told_by_the_head(tmp_path, nodes):
+    wrong = "raise SystemError('no such device')"
+    head, member = nodes(("part.0", "", 0), ("part.1", wrong, 1), ("core", sleeps(tmp_path), 0))
+    code, text = ended(head)
+    assert (code, ended(member)[0]) == (1, 1)
+    assert "engine-0.1 ended with exit code 1" in text
+    assert "no such device" in text
+    assert nothing_left(tmp_path)
+
+
+def test_a_job_that_is_restarted_counts_its_engines_starts_anew(tmp_path, nodes):
+    once = f"import pathlib, sys\np = pathlib.Path({str(tmp_path / 'p')!r})\n"
+    crash_once = "if not p.exists(): p.touch(); s.wait('met/1/1', 60); sys.exit(7)"
+    head, member = nodes(
+        *(("part.0", "", 0), ("part.1", "", 1)),
+        *(("worker", END.format(part=1, turns=1), 0), ("core", STORE + once + crash_once, 1)),
+    )
+    code, text = ended(head)
+    assert (code, ended(member)[0]) == (0, 0)
+    assert "trainer ended with exit code 7; every role starts again" in text
+
+
 def test_the_heartbeat_tells_of_every_node(tmp_path, nodes):
     head, _ = nodes(("worker", SLEEP, 0), ("core", SLEEP, 1))
     path = tmp_path / "heartbeat.json"

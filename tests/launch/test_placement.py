@@ -106,3 +106,29 @@ def test_on_its_own_node_an_engine_starts_at_the_first_gpu(tmp_path):
     assert specs["engine-0"].node == 8 and specs["engine-7"].node == 15
     assert {specs[f"engine-{i}"].env["CUDA_VISIBLE_DEVICES"] for i in range(8)} == {"0,1,2,3"}
     assert specs["trainer-31"].node == 7 and specs["trainer-31"].env["LOCAL_RANK"] == "3"
+
+
+def test_an_engine_over_nodes_has_a_part_with_all_gpus_on_each(tmp_path):
+    specs = by_name(place(compose(["engine=low_latency"]), tmp_path))
+    parts = {name: spec for name, spec in specs.items() if spec.role == "engine"}
+    assert {name: spec.node for name, spec in parts.items()} == {
+        **{"engine-0": 8, "engine-0.1": 9, "engine-1": 10, "engine-1.1": 11},
+        **{"engine-2": 12, "engine-2.1": 13, "engine-3": 14, "engine-3.1": 15},
+    }
+    assert {spec.env["CUDA_VISIBLE_DEVICES"] for spec in parts.values()} == {"0,1,2,3"}
+    assert {spec.endpoint_key for spec in parts.values() if spec.part == 0} == {
+        f"engine/{index}" for index in range(4)
+    }
+    assert len({spec.scratch for spec in parts.values()}) == 8
+
+
+def test_only_the_first_part_of_an_engine_says_where_to_meet(smoke, tmp_path):
+    smoke.engine.nodes, smoke.engine.server_args["port"] = 2, 30000
+    specs = by_name(place(smoke, tmp_path))
+    first, second = specs["engine-0"], specs["engine-0.1"]
+    assert first.command[-6:] == (
+        *("--part", "0", "--generation", "{generation}", "--meet", "{meet}"),
+    )
+    assert second.command[-4:] == ("--part", "1", "--generation", "{generation}")
+    assert (first.parts, second.parts) == (2, 2)
+    assert (first.port, second.port) == (30000, None)
