@@ -141,6 +141,10 @@ def test_an_experiment_holds_overrides_only():
         (["parallel.tensor=3"], "do not divide"),
         (["clip.kl_coef=0.1"], "clip.kl_coef"),
         (["rollout.max_concurrent_samples=4096"], "sandbox.max_concurrent"),
+        (["engine.num_engines=3"], "(3) does not divide by engine.nodes (8)"),
+        (["engine.num_engines=4"], "spans engine.nodes / engine.num_engines = 2 nodes"),
+        (["engine=low_latency", "engine.nodes=4"], "raise engine.nodes"),
+        (["experiment=smoke", "engine.nodes=3"], "model.num_heads (4); raise engine.num_engines"),
     ],
 )
 def test_bad_input_gets_one_sentence(overrides, said):
