@@ -181,22 +181,27 @@ def write_batch(
     rows = sorted(samples, key=lambda s: (s.group, s.index))
     for sample in rows:
         _check_sample(sample, step)
-    columns = {
-        name: [
-            [asdict(turn) for turn in sample.turns] if name == "turns" else getattr(sample, name)
-            for sample in rows
-        ]
-        for name in SCHEMA.names
-    }
     metadata = {
         "schema_version": SCHEMA_VERSION,
         "identity": identity,
         "step": str(step),
         "stats": json.dumps(dict(stats or {}), sort_keys=True),
     }
-    table = pa.Table.from_pydict(columns, schema=SCHEMA.with_metadata(metadata))
+    table = to_table(rows).replace_schema_metadata(metadata)
     with atomic_path(path) as temporary:
         pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
+
+
+def to_table(samples: Sequence[Sample]) -> pa.Table:
+    """A row a sample, with the columns of a step file."""
+    columns = {
+        name: [
+            [asdict(turn) for turn in sample.turns] if name == "turns" else getattr(sample, name)
+            for sample in samples
+        ]
+        for name in SCHEMA.names
+    }
+    return pa.Table.from_pydict(columns, schema=SCHEMA)
 
 
 def read_info(path: Path) -> BatchInfo:
@@ -232,7 +237,17 @@ def read_batch(path: Path, identity: str | None = None, step: int | None = None)
     table = _read_table(path, SCHEMA.names, identity, step)
     if not table.schema.equals(SCHEMA):
         raise CorruptBatchError(f"{path} has other columns than a step file")
-    info_step = read_info(path).step
+    try:
+        return from_table(table, read_info(path).step)
+    except ValueError as error:
+        raise CorruptBatchError(f"{path} contradicts itself: {error}") from error
+
+
+def from_table(table: pa.Table, step: int) -> list[Sample]:
+    """The samples of a table with the columns of a step file.
+
+    Raises ValueError when one contradicts itself or is not of `step`.
+    """
     columns: dict[str, Sequence[Any]] = {
         name: _rows(table[name]) if name in TOKEN_COLUMNS else table[name].to_pylist()
         for name in SCHEMA.names
@@ -243,11 +258,7 @@ def read_batch(path: Path, identity: str | None = None, step: int | None = None)
         values = dict(zip(names, row, strict=True))
         values["turns"] = [Turn(**turn) for turn in values["turns"]]
         samples.append(Sample(**values))
-    try:
-        for sample in samples:
-            _check_sample(sample, info_step)
-    except ValueError as error:
-        raise CorruptBatchError(f"{path} contradicts itself: {error}") from error
+        _check_sample(samples[-1], step)
     return samples
 
 

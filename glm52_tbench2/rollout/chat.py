@@ -23,15 +23,19 @@ class ChatLayout:
     """The chat layout of one Hugging Face tokenizer.
 
     Args:
-        tokenizer: any Hugging Face tokenizer that has a chat template.
+        tokenizer: a Hugging Face tokenizer with a tokenizer.json and a chat template.
         stop_token_ids: ids that end a turn besides the one the template puts after it.
 
-    Raises UserError when the template drops or doubles a message, or when assembling ids from its
-    pieces does not give what the tokenizer gives for the whole.
+    Raises UserError without a tokenizer.json, when the template drops or doubles a message, or when
+    assembling ids from its pieces does not give what the tokenizer gives for the whole.
     """
 
     def __init__(self, tokenizer: Any, stop_token_ids: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
+        if not hasattr(tokenizer, "backend_tokenizer"):
+            raise UserError(
+                "The tokenizer has no tokenizer.json; save it once as a fast tokenizer."
+            )
         self._special: dict[str, int] = dict(tokenizer.get_added_vocab())
         words = "|".join(re.escape(t) for t in sorted(self._special, key=len, reverse=True))
         self._split_special = re.compile(f"({words})" if words else "(?!)")
@@ -137,7 +141,11 @@ class ChatLayout:
         ids: list[int] = []
         for start, end in pairwise(cuts):
             if end > start:
-                ids += self._tokenizer.encode(text[start:end], add_special_tokens=False)
+                # The library behind the tokenizer: its own `encode` takes twice as long.
+                found = self._tokenizer.backend_tokenizer.encode(
+                    text[start:end], add_special_tokens=False
+                )
+                ids += found.ids
         return ids
 
 
