@@ -16,7 +16,7 @@ from .roles import RoleProcess, State
 from .run_numbers import RunNumbers
 from .supervisor import Watcher
 
-_REFRESH_S = 0.9
+_REFRESH_S = 1.9
 _EVENTS_SHOWN = 3
 _LABEL_WIDTH = 12
 _PHASES = {
@@ -119,7 +119,7 @@ class LiveProgress:
         self._live.console.print(Text.assemble((f"{role:<{_LABEL_WIDTH}}", "cyan"), text))
 
     def tick(self, roles: Sequence[RoleProcess]) -> None:
-        """Draws, unless that was done just now."""
+        """Draws, unless that was done just now: drawing is most of what a supervisor costs."""
         self._roles = roles
         if time.monotonic() - self._drawn > _REFRESH_S:
             self._draw()

@@ -1,7 +1,7 @@
 """The smoke experiment as a job on three nodes, through all that may happen to a job.
 
-Every part is real. The run that was warned, lost a node, was preempted, cancelled and resumed must
-equal, to the bit, the one that a single machine makes without interruption.
+Every part is real. The run that neared its time limit, lost a node, was preempted, cancelled and
+resumed must equal, to the bit, the one that a single machine makes without interruption.
 """
 
 import json
@@ -94,15 +94,18 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def survivor(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run as a job that is warned, loses a node, is preempted and cancelled, and finishes."""
+    """The run as a job that nears its time limit, loses a node, is preempted and cancelled."""
     runs_dir = tmp_path_factory.mktemp("survivor")
     assert "Queued as job" in glm52("train", *RUN, *JOB, f"runs_dir={runs_dir}")
     (run_dir,) = runs_dir.iterdir()
     (job,) = job_ids(run_dir)
 
     wait_until(lambda: trained(run_dir) >= 1, "trained its first step")
-    cluster.ask("scancel", "--signal=USR2", job)
-    wait_until(lambda: attempt(run_dir) == f"{job}.1", "queued again after the warning")
+    # Its time is nearly over, as Slurm finds within half a minute.
+    cluster.ask("scontrol", "update", f"jobid={job}", "timelimit=2")
+    wait_until(lambda: states([job])[job].state == "PENDING", "queued again at its time limit")
+    cluster.ask("scontrol", "update", f"jobid={job}", "timelimit=60")
+    wait_until(lambda: attempt(run_dir) == f"{job}.1", "started again after the warning")
     warned_at = trained(run_dir)
     assert (run_dir / f"checkpoints/step_{warned_at:06d}/STABLE").exists()
 
