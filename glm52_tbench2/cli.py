@@ -33,7 +33,7 @@ usage: glm52 VERB [...]
   diff A B [C ...]            what differs between runs, experiments or
                               overrides, and what that allows to conclude
   tasks show SET              a task set: difficulty, category, limits
-  tasks check SET             prove each task: solution 1, nothing 0, wrong 0
+  tasks check SET [sandbox=X] prove each task: solution 1, nothing 0, wrong 0
   tasks build --set SET --tasks-dir DIR
                               write prompt rows of a set and what it holds out
   knobs [WORD] [OVERRIDES]    knobs with their values and meaning
@@ -315,12 +315,28 @@ def _tasks(arguments: list[str]) -> int:
     for verb, told in tells.items():
         shown = verbs.add_parser(verb, help=told, description=f"{told[0].upper()}{told[1:]}.")
         shown.add_argument("set", help=names)
+        if verb == "check":
+            shown.add_argument(
+                "overrides",
+                nargs="*",
+                metavar="sandbox=X",
+                help="local (default), docker, daytona, external, or a knob as sandbox.memory_mb=N",
+            )
+            shown.add_argument("--parallel", type=int, default=4, help="attempts at one time (4)")
+            shown.add_argument("--fresh", action="store_true", help="forget earlier results")
+            shown.add_argument("--tasks-dir", type=Path, help="folder with a task a folder")
+            shown.add_argument(
+                "--out", type=Path, default=Path("runs/checks"), help="keeps results (runs/checks)"
+            )
     rows = "write the prompt rows of a set, and of what it holds out, as JSON lines"
     build = verbs.add_parser("build", help=rows, description=f"{rows.capitalize()}.")
     build.add_argument("--set", required=True, help="as train69, tbench2/train69 or mini/mini8")
     build.add_argument("--tasks-dir", type=Path, required=True, help="folder with a task a folder")
     build.add_argument("--out", type=Path, default=Path(), help="folder to write to (here)")
-    options = parser.parse_args(arguments)
+    options, more = parser.parse_known_args(arguments)
+    if options.verb != "check" or any(one.startswith("-") for one in more):
+        options = parser.parse_args(arguments)  # which says what is wrong
+        more = []
     if options.verb == "show":
         from .tasks.show import show
 
@@ -329,7 +345,14 @@ def _tasks(arguments: list[str]) -> int:
     if options.verb == "check":
         from .envs.check import check
 
-        return check(options.set)
+        return check(
+            options.set,
+            [*options.overrides, *more],
+            options.out,
+            options.tasks_dir,
+            options.parallel,
+            options.fresh,
+        )
     from .config.compose import compose
     from .tasks.rows import write_rows
     from .tasks.sets import find_set

@@ -35,7 +35,8 @@ def sources(code: Path = CODE) -> dict[str, str]:
     return {
         name: file_hash(path)
         for name, path in entries(code, deep=True)
-        if name.endswith(".py") and not any(f"{name}/".startswith(f"{one}/") for one in READERS)
+        if name.endswith((".py", ".sh"))
+        and not any(f"{name}/".startswith(f"{one}/") for one in READERS)
     }
 
 

@@ -11,6 +11,8 @@ from .schema import (
     Overlong,
     PolicyLoss,
     RunConfig,
+    SandboxConfig,
+    SandboxProvider,
 )
 
 KNOWN_FILTERS = ("check_no_aborted", "check_reward_nonzero_std")
@@ -61,6 +63,7 @@ def problems(config: RunConfig) -> list[str]:
         *_clip(config),
         *_parallel(config),
         *_cluster(config),
+        *sandbox_problems(config.sandbox),
     ]
 
 
@@ -299,6 +302,22 @@ def _spanning(config: RunConfig) -> list[str]:
         f"{spans} and takes all of their GPUs, but engine.gpus_per_engine is "
         f"{engine.gpus_per_engine} and cluster.gpus_per_node {a_node}; change one of them."
     ]
+
+
+def sandbox_problems(sandbox: SandboxConfig) -> list[str]:
+    """What of a sandbox's knobs contradicts its provider."""
+    external, url = sandbox.provider is SandboxProvider.external, sandbox.url
+    if external and not (url or "").startswith(("http://", "https://")):
+        return [
+            f"sandbox.provider=external needs the address of its server, but sandbox.url is {url}; "
+            "write sandbox.url=http://HOST:PORT."
+        ]
+    if url is not None and not external:
+        return [
+            f"sandbox.url is {url}, but sandbox.provider={sandbox.provider.name} makes its own "
+            "sandboxes; write sandbox=external, or leave sandbox.url out."
+        ]
+    return []
 
 
 def _gpus(config: RunConfig) -> list[str]:

@@ -33,6 +33,7 @@ EXCLUDED = (
     "checkpoint.every",
     "checkpoint.keep_last",
     "engine.weights_dir",
+    "sandbox.api_key_file",
     "cluster.driver_node",
     "cluster.fabric",
     "cluster.max_restarts",

@@ -107,6 +107,7 @@ class SandboxProvider(Enum):
     local = "local"
     docker = "docker"
     daytona = "daytona"
+    external = "external"
 
 
 class Scheduler(Enum):
@@ -343,8 +344,18 @@ class EngineConfig:
 class SandboxConfig:
     provider: SandboxProvider = MISSING
     """Where model-written commands run."""
+    url: str | None = MISSING
+    """external: address of a running OpenEnv tbench2 server, as http://HOST:PORT."""
+    api_key_file: str | None = MISSING
+    """daytona: file that holds the API key; null: the variable DAYTONA_API_KEY."""
     max_concurrent: int = MISSING
     """Sandboxes alive at one time."""
+    max_starting: int = MISSING
+    """docker, daytona: sandboxes being made at one time."""
+    start_timeout_s: float = MISSING
+    """Longest making of one sandbox, seconds: image build, queues and retries included."""
+    auto_stop_min: int = MISSING
+    """daytona: minutes without a sign of life from us after which a sandbox deletes itself."""
     command_timeout_s: float = MISSING
     """Longest single command, seconds; its whole process tree is then killed."""
     verifier_timeout_s: float | None = MISSING

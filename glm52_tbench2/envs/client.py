@@ -23,7 +23,6 @@ __all__ = ["EnvSession", "ExecResult", "NoCapacity", "SandboxError", "Verdict"]
 _MARGIN_S = 20.0
 """Given to a server beyond the time limit it keeps itself, seconds."""
 _ANSWER_TIMEOUT_S = 60.0
-_RESET_TIMEOUT_S = 180.0
 _VERIFIER_TIMEOUT_S = 900.0
 _CLOSE_TIMEOUT_S = 10.0
 _COMMAND_BYTES = 4 * 2**20
@@ -36,8 +35,9 @@ class EnvSession:
     Every method raises SandboxError when the server or its sandbox fails; it is then spent.
     """
 
-    def __init__(self, client: "Tbench2Client") -> None:
+    def __init__(self, client: "Tbench2Client", reset_timeout_s: float) -> None:
         self._client = client
+        self._reset_timeout_s = reset_timeout_s
         self._lock = asyncio.Lock()
         self._spent: str | None = None
         """Why no more calls are taken."""
@@ -45,8 +45,12 @@ class EnvSession:
         self._closing: asyncio.Task[None] | None = None
 
     @classmethod
-    async def open(cls, url: str, timeout_s: float = 60.0) -> "EnvSession":
+    async def open(
+        cls, url: str, timeout_s: float = 60.0, *, reset_timeout_s: float = 180.0
+    ) -> "EnvSession":
         """Connects; while every place is taken, tries again for `timeout_s` seconds.
+
+        `reset_timeout_s`: how long the server may take to make a sandbox.
 
         Raises NoCapacity when every place stays taken, SandboxError when there is no server.
         """
@@ -56,7 +60,7 @@ class EnvSession:
         deadline = loop.time() + timeout_s
         pause_s = 0.02
         while True:
-            session = cls(Tbench2Client(url))
+            session = cls(Tbench2Client(url), reset_timeout_s)
             try:
                 # A full server accepts the connection, and says so only when it is asked something.
                 await session._call(session._client.state, _ANSWER_TIMEOUT_S, "open")
@@ -71,7 +75,7 @@ class EnvSession:
     async def reset(self, task_id: str) -> str:
         """Starts the task's sandbox; returns its instruction."""
         result = await self._call(
-            lambda: self._client.reset(task_id=task_id), _RESET_TIMEOUT_S, "reset"
+            lambda: self._client.reset(task_id=task_id), self._reset_timeout_s + _MARGIN_S, "reset"
         )
         seen = result.observation
         if seen.error:

@@ -4,7 +4,9 @@ Knows the part of Dockerfile that needs no image: WORKDIR, COPY from the environ
 RUN. FROM is ignored: the files below /usr are the machine's own.
 """
 
+import base64
 import glob
+import gzip
 import io
 import json
 import re
@@ -31,6 +33,8 @@ START_ENV = {
 # One date for all that a build makes, so that `ls -l` says the same in every episode.
 MADE_AT = 1_735_689_600
 """Modification time of files that a build makes: 2025-01-01, seconds since 1970."""
+_LINE_CHARS = 60_000
+"""Of a file in a Dockerfile's line, which builders limit to 65,535 bytes."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,40 @@ def instructions(text: str) -> list[tuple[int, str, str]]:
     if parts:
         found.append(_instruction(start, parts))
     return found
+
+
+def inlined(environment: Path) -> str:
+    """`environment`/Dockerfile with the files it copies written into its RUN lines.
+
+    For builders that are given no other file; the same files make the same text. The image it
+    starts from must have tar, gzip and base64. Raises SandboxError for what cannot be copied.
+    """
+    build = _Build(environment)
+    lines: list[str] = []
+    for number, name, rest in instructions((environment / "Dockerfile").read_text()):
+        try:
+            if name in ("COPY", "ADD"):
+                start = len(build.payload)
+                unpack = _copy(build, rest)
+                lines += _carried(bytes(build.payload[start:]), unpack)
+                continue
+            if name in ("WORKDIR", "ENV"):  # they decide where a later COPY goes
+                _STEPS[name](build, rest)
+        except (ValueError, OSError) as error:
+            where = f"{environment / 'Dockerfile'} line {number}"
+            raise SandboxError(f"{where}: {name} {rest}: {error}") from error
+        lines.append(f"{name} {rest}")
+    return "\n".join([*lines, ""])
+
+
+def _carried(archive: bytes, unpack: str) -> list[str]:
+    """RUN lines that feed `archive` to the shell line `unpack`."""
+    text = base64.b64encode(gzip.compress(archive, mtime=0)).decode()
+    pieces = [text[i : i + _LINE_CHARS] for i in range(0, len(text), _LINE_CHARS)]
+    return [
+        *(f"RUN printf %s {piece} >> /.carried" for piece in pieces),
+        f"RUN base64 -d /.carried | gzip -dc | {{ {unpack}; }} && rm /.carried",
+    ]
 
 
 def _instruction(number: int, parts: list[str]) -> tuple[int, str, str]:

@@ -11,13 +11,11 @@ from ..tasks.suite import Task
 from .dockerfile import pack_tests, read_recipe
 from .namespace import TRUSTED_ENV, Namespace, check, end, unprivileged
 from .pipes import Input, Output, Pipe, pump
-from .sandbox import ExecResult, SandboxError, Verdict
+from .sandbox import REWARD_BYTES, ExecResult, SandboxError, Verdict, verdict_of
 from .shell import Shell, limits_script
 
 __all__ = ["LocalSandbox", "check"]
 
-_REWARD_BYTES = 64
-_REWARDS = {b"1": 1.0, b"0": 0.0}
 # Runs with every capability of the sandbox's user namespace, in a mount namespace of its own. $1 is
 # the working folder, $2 the pipe for the verdict, $3 the MiB of /tests; test.sh and its variables
 # follow. What the policy may have removed is made anew.
@@ -30,7 +28,7 @@ folder=$1 verdict=$2; shift 3
 [ -d /tmp ] || mkdir -m 1777 /tmp
 cd -- "$folder" 2>/dev/null || {{ mkdir -p -- "$folder"; cd -- "$folder"; }} || cd /
 (eval "exec $verdict>&-"; exec "$@") </dev/null
-[ ! -f /logs/verifier/reward.txt ] || read -r -d "" -n {_REWARD_BYTES} < /logs/verifier/reward.txt
+[ ! -f /logs/verifier/reward.txt ] || read -r -d "" -n {REWARD_BYTES} < /logs/verifier/reward.txt
 printf %s "$REPLY" >&"$verdict"
 """
 
@@ -118,17 +116,13 @@ class LocalSandbox:
             command += ["/usr/bin/bash", "-c", _VERIFY, "verify", self._task.workdir]
             command += [str(told.into), str(size_mb), *test]
             code, said = self._run(command, tests, time.monotonic() + timeout_s, told.into)
-            reward = Output(told.out, _REWARD_BYTES)
+            reward = Output(told.out, REWARD_BYTES)
             reward.read_rest()
         if code is None:
             return Verdict(None, f"tests/test.sh was killed after {timeout_s:g} s", said), False
         if code != 0:
             return Verdict(None, f"tests/test.sh was not run ({code}): {said[-500:]}", said), True
-        if reward.raw.strip() not in _REWARDS:
-            wrote = f"wrote {reward.raw!r} to" if reward.raw else "wrote no"
-            error = f"tests/test.sh {wrote} /logs/verifier/reward.txt"
-            return Verdict(None, error, said), True
-        return Verdict(_REWARDS[reward.raw.strip()], None, said), True
+        return verdict_of(reward.raw, said), True
 
     def _run(
         self, command: list[str], data: bytes, deadline: float, told: int

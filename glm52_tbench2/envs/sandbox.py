@@ -45,6 +45,19 @@ class Verdict:
     """What tests/test.sh printed, for people."""
 
 
+REWARD_BYTES = 64
+"""What is read of /logs/verifier/reward.txt."""
+_REWARDS = {b"1": 1.0, b"0": 0.0}
+
+
+def verdict_of(reward: bytes, said: str) -> Verdict:
+    """The verdict that tests/test.sh wrote, having printed `said`."""
+    if reward.strip() in _REWARDS:
+        return Verdict(_REWARDS[reward.strip()], None, said)
+    wrote = f"wrote {reward!r} to" if reward else "wrote no"
+    return Verdict(None, f"tests/test.sh {wrote} /logs/verifier/reward.txt", said)
+
+
 class Sandbox(Protocol):
     """A task's machine. Its methods are called one at a time, except `close`."""
 

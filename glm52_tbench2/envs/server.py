@@ -18,24 +18,13 @@ from pathlib import Path
 from ..config.compose import load_run_config
 from ..config.errors import UserError
 from ..config.paths import resolve
-from ..config.schema import SandboxConfig, SandboxProvider
+from ..config.schema import SandboxConfig
 from ..tasks.suite import Task, load_suite
-from . import local
+from . import providers
 from .sandbox import OpenSandbox
 
 MESSAGE_BYTES = 16 * 2**20
 """Longest message a session takes; a longer one ends it."""
-
-
-def provider(config: SandboxConfig) -> OpenSandbox:
-    """What makes sandboxes. Raises UserError when this machine cannot."""
-    if config.provider is not SandboxProvider.local:
-        raise UserError(
-            "This server makes sandboxes on its own machine only, not with "
-            f"sandbox.provider={config.provider.name}; write sandbox=local."
-        )
-    local.check()
-    return local.LocalSandbox
 
 
 def serve(
@@ -84,20 +73,36 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     # Ignored by this role, but not by what tasks run: a handler is not inherited, to ignore is.
     signal.signal(signal.SIGUSR2, lambda number, frame: None)
+    # Raised by uvicorn once it has ended, so that the sandboxes are ended then too.
+    signal.signal(signal.SIGTERM, _stop)
     # A sandbox holds about ten files open.
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
         config = load_run_config(arguments.run)
         suite = load_suite(resolve(config.data.tasks_dir))
-        with _listen(arguments.host, arguments.port) as listener:
-            serve(suite, config.sandbox, provider(config.sandbox), listener)
+        with (
+            _listen(arguments.host, arguments.port) as listener,
+            providers.opened(config.sandbox, providers.label_of(arguments.run)) as open_sandbox,
+        ):
+            serve(suite, config.sandbox, open_sandbox, listener)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         pass
+    except _Stopped:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
     return 0
+
+
+class _Stopped(BaseException):
+    """SIGTERM."""
+
+
+def _stop(number: int, frame: object) -> None:
+    raise _Stopped
 
 
 def _listen(host: str, port: int) -> socket.socket:

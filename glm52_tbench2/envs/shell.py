@@ -23,7 +23,7 @@ from .sandbox import ExecResult, SandboxError
 _STATUS = re.compile(rb" (\d{1,3}) (\d{1,9}) ([^\0]*)\0")
 # bash 5.2 corrupts its memory over a command substitution that is not closed, and dies of it in a
 # later command.
-_UNFINISHED = re.compile("^bash: .*(?:syntax error|unexpected EOF)", re.MULTILINE)
+UNFINISHED = re.compile("^bash: .*(?:syntax error|unexpected EOF)", re.MULTILINE)
 _STATUS_BYTES = 1 << 14
 _READ_COMMANDS = "exec -a bash /usr/bin/bash --noprofile --norc -s"
 
@@ -89,7 +89,7 @@ class Shell:
         if status is not None:
             output.read_rest()
             code, self._folder = status
-            if "$(" in command and _UNFINISHED.search(output.text):
+            if "$(" in command and UNFINISHED.search(output.text):
                 self._namespace.kill(self._namespace.processes() - {self.pid})
                 self._restart()
             return ExecResult(output.text, code, False, seconds)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
-from ..config.schema import Device, RunConfig, WandbMode
+from ..config.schema import Device, RunConfig, SandboxProvider, WandbMode
 from ..engines.launch import scratch_dir
 from .roles import Policy, RoleSpec
 
@@ -16,11 +16,11 @@ def place(config: RunConfig, run_dir: Path) -> list[RoleSpec]:
     Trainer ranks fill the first parallel.nodes nodes, engines the engine.nodes nodes after them,
     one that spans nodes with a part on each; driver, environment server and tracker are on
     cluster.driver_node. Only where nodes run out, as on one machine, do engines share those of the
-    trainer, and parts of an engine a node.
-
+    trainer, and parts of an engine a node. Where sandboxes are external, the driver talks to their
+    server, and there is none of ours.
     """
     return [
-        _env(config, run_dir),
+        *_env(config, run_dir),
         *_engines(config, run_dir),
         *_trainers(config, run_dir),
         _driver(config, run_dir),
@@ -43,17 +43,18 @@ _SERVES = ("--host", "{host}", "--port", "{port}")
 _SOCKETS = {"GLOO_SOCKET_IFNAME": "{interface}", "NCCL_SOCKET_IFNAME": "{interface}"}
 
 
-def _env(config: RunConfig, run_dir: Path) -> RoleSpec:
-    return RoleSpec(
-        role="env",
-        index=0,
-        command=_module("envs.server", run_dir, *_SERVES),
-        policy=Policy.service,
-        node=config.cluster.driver_node,
-        env={"OMP_NUM_THREADS": "1"},
-        deadline_s=config.cluster.deadlines.env,
-        health="/health",
-    )
+def _env(config: RunConfig, run_dir: Path) -> Iterator[RoleSpec]:
+    if config.sandbox.provider is not SandboxProvider.external:
+        yield RoleSpec(
+            role="env",
+            index=0,
+            command=_module("envs.server", run_dir, *_SERVES),
+            policy=Policy.service,
+            node=config.cluster.driver_node,
+            env={"OMP_NUM_THREADS": "1"},
+            deadline_s=config.cluster.deadlines.env,
+            health="/health",
+        )
 
 
 def _engines(config: RunConfig, run_dir: Path) -> Iterator[RoleSpec]:

@@ -6,13 +6,14 @@ import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ..config.errors import UserError
 from ..config.fabric import fabric_address
 from ..config.once import fact
 from ..config.paths import resolve
-from ..config.schema import Device, RunConfig, SandboxProvider, Scheduler, WandbMode
-from ..envs import namespace
+from ..config.schema import Device, RunConfig, SandboxConfig, SandboxProvider, Scheduler, WandbMode
+from ..envs import providers
 from ..envs.dockerfile import read_recipe
 from ..envs.sandbox import SandboxError
 from ..tasks.sets import TaskSet, check_disjoint, check_leakage, load_set
@@ -42,7 +43,7 @@ def problems(config: RunConfig) -> list[str]:
         return cluster_problems(config)  # the rest would be told about the wrong machine
     return [
         *_name(config),
-        *_built(config),
+        *limits.problems(config),
         *(_machine(config) + _sandbox(config) if here else cluster_problems(config)),
         *_model(config),
         *_tasks(
@@ -71,16 +72,6 @@ def _name(config: RunConfig) -> list[str]:
         f"name is '{config.name}', which cannot be a folder's name; "
         "write letters, digits and any of _ . + = , -"
     ]
-
-
-def _built(config: RunConfig) -> list[str]:
-    found = []
-    if config.sandbox.provider is not SandboxProvider.local:
-        found.append(
-            f"sandbox.provider={config.sandbox.provider.name} is not built yet; "
-            "write sandbox=local."
-        )
-    return found + limits.problems(config)
 
 
 def _machine(config: RunConfig) -> list[str]:
@@ -126,13 +117,17 @@ def _gpus(config: RunConfig) -> list[str]:
 
 
 def _sandbox(config: RunConfig) -> list[str]:
-    return _namespace() if config.sandbox.provider is SandboxProvider.local else []
+    try:
+        task_id = load_set(config.data.train).ids[0]
+    except UserError:
+        return []  # of which _tasks tells
+    return _provider(tuple(vars(config.sandbox).items()), task_id)
 
 
 @fact
-def _namespace() -> list[str]:
+def _provider(knobs: tuple[tuple[str, Any], ...], task_id: str) -> list[str]:
     try:
-        namespace.check()
+        providers.check(SandboxConfig(**dict(knobs)), task_id)
     except UserError as error:
         return [str(error)]
     return []

@@ -37,13 +37,10 @@ class Endpoints:
 
     async def open_sandbox(self) -> EnvSession:
         """A new session with the environment, once it is ready."""
-        deadline_s = self._config.cluster.deadlines.env
-        began = perf_counter()
-        while (url := await self._get("env/0")) is None:
-            if perf_counter() - began > deadline_s:
-                raise RolloutError(f"env/0 was not ready within {deadline_s:g} s")
-            await asyncio.sleep(POLL_S)
-        return await EnvSession.open(url)
+        sandbox = self._config.sandbox
+        # Only an external server has an address that is known beforehand.
+        url = sandbox.url or await self._env()
+        return await EnvSession.open(url, reset_timeout_s=sandbox.start_timeout_s)
 
     async def weights(self) -> int | None:
         """The newest version every engine serves; None before the trainer's first push."""
@@ -82,6 +79,15 @@ class Endpoints:
         except EngineError:
             return False
         return served is not None and served >= (newest or 0)
+
+    async def _env(self) -> str:
+        deadline_s = self._config.cluster.deadlines.env
+        began = perf_counter()
+        while (url := await self._get("env/0")) is None:
+            if perf_counter() - began > deadline_s:
+                raise RolloutError(f"env/0 was not ready within {deadline_s:g} s")
+            await asyncio.sleep(POLL_S)
+        return url
 
     async def _get(self, key: str) -> str | None:
         return await asyncio.to_thread(self._signals.get, key)

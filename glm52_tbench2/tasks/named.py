@@ -1,6 +1,7 @@
 """Tasks by the name a person writes: SUITE for all of a suite, SUITE/SET or SET for a set."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TypeVar
 
 from ..config.errors import UserError
@@ -21,18 +22,18 @@ def full_name(name: str) -> str:
     return name if name in suites else find_set(name).name
 
 
-def named_tasks(name: str) -> list[Task]:
-    """The tasks of a full name, whose files are in this repository.
+def named_tasks(name: str, tasks_dir: Path | None = None) -> list[Task]:
+    """The tasks of a full name, whose files are in `tasks_dir`, or in this repository.
 
-    Raises UserError for tbench2, whose files are not here.
+    Raises UserError for tbench2 without `tasks_dir`: its files are not here.
     """
     suite = name.split("/")[0]
-    if suite == "tbench2":
+    if suite == "tbench2" and tasks_dir is None:
         raise UserError(
             "The tasks of tbench2 are not part of this repository, only their names and limits; "
-            "write mini, or a set of mini."
+            "write --tasks-dir FOLDER, or mini, or a set of mini."
         )
-    return _chosen(name, load_suite(DATA / suite / "tasks"))
+    return _chosen(name, load_suite(tasks_dir or DATA / suite / "tasks"))
 
 
 def named_facts(name: str) -> list[Task] | list[KnownTask]:

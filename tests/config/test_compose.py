@@ -145,6 +145,8 @@ def test_an_experiment_holds_overrides_only():
         (["engine.num_engines=4"], "spans engine.nodes / engine.num_engines = 2 nodes"),
         (["engine=low_latency", "engine.nodes=4"], "raise engine.nodes"),
         (["experiment=smoke", "engine.nodes=3"], "model.num_heads (4); raise engine.num_engines"),
+        (["sandbox=external"], "sandbox.url=http://HOST:PORT"),
+        (["sandbox.url=http://127.0.0.1:8000"], "sandbox=external"),
     ],
 )
 def test_bad_input_gets_one_sentence(overrides, said):

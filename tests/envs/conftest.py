@@ -18,17 +18,27 @@ from typing import Any, get_args, get_origin
 import pytest
 
 from glm52_tbench2.config.compose import save_run_config
+from glm52_tbench2.config.errors import UserError
 from glm52_tbench2.config.schema import RunConfig, SandboxConfig, SandboxProvider
+from glm52_tbench2.envs import docker, providers
 from glm52_tbench2.envs.local import LocalSandbox
 from glm52_tbench2.envs.sandbox import OpenSandbox, Sandbox
 from glm52_tbench2.tasks.suite import Task, load_task
 
-PROVIDERS: dict[str, OpenSandbox] = {"local": LocalSandbox}
+from .standin_daytona import KEY, StandInDaytona
+from .standin_docker import StandInEngine
+
+PROVIDERS = ("local", "docker", "daytona")
 """Each of these passes test_contract.py."""
 
 CONFIG = SandboxConfig(
     provider=SandboxProvider.local,
+    url=None,
+    api_key_file=None,
     max_concurrent=16,
+    max_starting=4,
+    start_timeout_s=60.0,
+    auto_stop_min=15,
     command_timeout_s=60.0,
     verifier_timeout_s=None,
     memory_mb=None,
@@ -80,15 +90,54 @@ def make_task(tmp_path: Path) -> Callable[..., Task]:
     return lambda **fields: write_task(tmp_path / "task", **fields)
 
 
-@pytest.fixture(params=PROVIDERS)
+def has_engine() -> bool:
+    """Whether Docker itself is here."""
+    try:
+        docker.check()
+    except UserError:
+        return False
+    return True
+
+
+@pytest.fixture(scope="session")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandInEngine]:
+    """What stands in for Docker."""
+    engine = StandInEngine(tmp_path_factory.mktemp("docker"))
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="session")
+def daytona_service() -> Iterator[StandInDaytona]:
+    """What stands in for Daytona."""
+    service = StandInDaytona()
+    yield service
+    service.close()
+
+
+@pytest.fixture(scope="session", params=PROVIDERS)
+def provider(request: pytest.FixtureRequest) -> Iterator[OpenSandbox]:
+    """How each provider opens a sandbox: Docker for real where it is, else its stand-in."""
+    config = replace(CONFIG, provider=SandboxProvider[request.param])
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "docker" and not has_engine():
+            patch.setenv("PATH", request.getfixturevalue("engine").path)
+        if request.param == "daytona":
+            patch.setenv("DAYTONA_API_URL", request.getfixturevalue("daytona_service").url)
+            patch.setenv("DAYTONA_API_KEY", KEY)
+        with providers.opened(config, f"test-{os.getpid()}") as open_sandbox:
+            yield open_sandbox
+
+
+@pytest.fixture
 def start(
-    request: pytest.FixtureRequest, make_task: Callable[..., Task]
+    provider: OpenSandbox, make_task: Callable[..., Task]
 ) -> Iterator[Callable[..., Sandbox]]:
     """start(config={...}, **task): a sandbox of the provider, closed after the test."""
     opened: list[Sandbox] = []
 
     def start(config: dict | None = None, **fields) -> Sandbox:
-        sandbox = PROVIDERS[request.param](make_task(**fields), replace(CONFIG, **(config or {})))
+        sandbox = provider(make_task(**fields), replace(CONFIG, **(config or {})))
         opened.append(sandbox)
         return sandbox
 
@@ -103,10 +152,10 @@ def shared_task(tmp_path_factory: pytest.TempPathFactory) -> Task:
     return write_task(tmp_path_factory.mktemp("tasks") / "plain")
 
 
-@pytest.fixture(scope="module", params=PROVIDERS)
-def sandbox(request: pytest.FixtureRequest, shared_task: Task) -> Iterator[Sandbox]:
+@pytest.fixture(scope="module")
+def sandbox(provider: OpenSandbox, shared_task: Task) -> Iterator[Sandbox]:
     """A sandbox of the plain task, shared by tests that leave it as usable as they found it."""
-    with closing(PROVIDERS[request.param](shared_task, CONFIG)) as sandbox:
+    with closing(provider(shared_task, CONFIG)) as sandbox:
         yield sandbox
 
 

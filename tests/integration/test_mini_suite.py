@@ -8,7 +8,7 @@ import pytest
 
 from glm52_tbench2.config.paths import DATA
 from glm52_tbench2.config.schema import SandboxConfig
-from glm52_tbench2.envs.check import local_sandbox, scripted
+from glm52_tbench2.envs.check import sandbox_config, scripted
 from glm52_tbench2.envs.local import LocalSandbox
 from glm52_tbench2.tasks.check import check_suite
 from glm52_tbench2.tasks.mini import WORDS, committed
@@ -19,7 +19,7 @@ NUM_THREADS = 4
 
 @pytest.fixture(scope="module")
 def config() -> SandboxConfig:
-    return local_sandbox()
+    return sandbox_config()
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +30,10 @@ def suite() -> dict[str, Task]:
 def test_solutions_score_1_and_doing_nothing_or_wrong_scores_0(
     suite: dict[str, Task], config: SandboxConfig
 ) -> None:
-    results = check_suite(suite.values(), scripted(config), NUM_THREADS)
+    with scripted(config, next(iter(suite)), "test") as runner:
+        results = check_suite(suite.values(), runner, NUM_THREADS)
     assert len(results) == 3 * 89
-    assert [(r.task.id, r.attempt, r.reward, r.error) for r in results if not r.ok] == []
+    assert [(r.task, r.attempt, r.reward, r.error) for r in results if not r.ok] == []
 
 
 def named(text: str) -> set[str]:

@@ -3,7 +3,7 @@ import sys
 import pytest
 
 from glm52_tbench2.config.compose import compose
-from glm52_tbench2.config.schema import Device, WandbMode
+from glm52_tbench2.config.schema import Device, SandboxProvider, WandbMode
 from glm52_tbench2.launch.placement import place
 from glm52_tbench2.launch.ports import free_port, is_free
 
@@ -51,6 +51,11 @@ def test_engines_take_the_gpus_after_the_trainers(smoke, tmp_path):
 def test_a_run_that_is_not_tracked_has_no_tracker(smoke, tmp_path):
     smoke.tracking.wandb = WandbMode.disabled
     assert "tracker" not in by_name(place(smoke, tmp_path))
+
+
+def test_a_run_with_an_external_environment_server_starts_none(smoke, tmp_path):
+    smoke.sandbox.provider, smoke.sandbox.url = SandboxProvider.external, "http://127.0.0.1:8000"
+    assert "env" not in by_name(place(smoke, tmp_path))
 
 
 def test_a_given_port_counts_up_over_the_engines(smoke, tmp_path):

@@ -119,10 +119,21 @@ def test_a_gpu_that_is_not_there_is_refused(smoke):
     assert "engine.device=cuda takes 64 GPUs" in only_problem(smoke)
 
 
-@pytest.mark.parametrize("provider", [SandboxProvider.docker, SandboxProvider.daytona])
-def test_a_sandbox_that_is_not_built_is_refused(smoke, provider):
-    smoke.sandbox.provider = provider
-    assert "sandbox=local" in only_problem(smoke)
+def test_an_external_server_that_is_not_there_is_named(smoke):
+    smoke.sandbox.provider, smoke.sandbox.url = SandboxProvider.external, "http://127.0.0.1:9"
+    assert "sandbox.url is http://127.0.0.1:9" in only_problem(smoke)
+
+
+def test_without_docker_the_answer_says_what_to_install(smoke, without):
+    without("docker")
+    smoke.sandbox.provider = SandboxProvider.docker
+    assert "install Docker Engine" in only_problem(smoke)
+
+
+def test_daytona_without_its_key_is_asked_for_it(smoke, monkeypatch):
+    monkeypatch.delenv("DAYTONA_API_KEY", raising=False)
+    smoke.sandbox.provider = SandboxProvider.daytona
+    assert "DAYTONA_API_KEY" in only_problem(smoke)
 
 
 def test_a_disk_without_room_is_refused(smoke, monkeypatch):

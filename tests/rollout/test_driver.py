@@ -14,7 +14,9 @@ from glm52_tbench2.config.errors import UserError
 from glm52_tbench2.config.schema import (
     Overlong,
     RunConfig,
+    SandboxConfig,
 )  # fmt: skip
+from glm52_tbench2.rollout import endpoints as endpoints_module
 from glm52_tbench2.rollout import player as player_module
 from glm52_tbench2.rollout.batch import Sample, batch_path, read_info
 from glm52_tbench2.rollout.driver import Driver
@@ -349,3 +351,15 @@ def test_a_slow_sample_does_not_hold_back_the_others(tmp_path, chat):
 
     drive(OneSlow(tmp_path, chat), config)
     assert "-1-1-0-0-0-" in done[-1] or done[-1].endswith("-1-1-0-0-0-2")
+
+
+def test_sandboxes_of_an_external_server_are_asked_at_its_address(monkeypatch):
+    async def opened(url: str, **limits: float) -> tuple[str, dict[str, float]]:
+        return url, limits
+
+    monkeypatch.setattr(endpoints_module.EnvSession, "open", opened)
+    sandbox = SandboxConfig(url="http://127.0.0.1:8000", start_timeout_s=7.0)
+    # Without signals: there is no environment server that would publish its address.
+    endpoints = endpoints_module.Endpoints(RunConfig(sandbox=sandbox), signals=None)
+    asked = asyncio.run(endpoints.open_sandbox())
+    assert asked == ("http://127.0.0.1:8000", {"reset_timeout_s": 7.0})

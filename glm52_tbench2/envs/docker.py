@@ -1,0 +1,145 @@
+"""Provider `docker`: a container of this machine's engine, by way of its command line."""
+
+import secrets
+import shutil
+import subprocess
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from ..config.errors import UserError
+from ..config.schema import SandboxConfig
+from ..tasks.suite import Task, asked
+from .remote import RemoteSandbox
+from .sandbox import OpenSandbox, SandboxError
+
+_LABEL = "glm52-tbench2.run"
+_ASK_S = 20.0
+_REMOVE_S = 60.0
+
+
+def check() -> None:
+    """Asks the engine for its version. Raises UserError where there is none."""
+    if shutil.which("docker") is None:
+        raise UserError(
+            "sandbox.provider=docker needs Docker, which is not installed; install Docker Engine, "
+            "or write sandbox=local."
+        )
+    try:
+        _docker("version", "--format", "{{.Server.Version}}", timeout_s=_ASK_S)
+    except SandboxError as error:
+        raise UserError(
+            f"Docker's engine does not answer ({error}); start it, see to it that this user may "
+            "use it (group docker), or write sandbox=local."
+        ) from error
+
+
+@contextmanager
+def opened(config: SandboxConfig, label: str) -> Iterator[OpenSandbox]:
+    """As :func:`providers.opened`."""
+    check()
+    sweep(label)
+    try:
+        yield _Engine(config, label).open
+    finally:
+        with suppress(SandboxError):
+            sweep(label)
+
+
+def sweep(label: str) -> None:
+    """Removes every container of a run. Raises SandboxError."""
+    asked_for = ("ps", "--all", "--quiet", "--filter", f"label={_LABEL}={label}")
+    if found := _docker(*asked_for, timeout_s=_REMOVE_S).decode().split():
+        _docker("rm", "--force", "--volumes", *found, timeout_s=_REMOVE_S)
+
+
+class _Engine:
+    """Makes containers of one run."""
+
+    def __init__(self, config: SandboxConfig, label: str) -> None:
+        self._label = label
+        self._starting = threading.BoundedSemaphore(config.max_starting)
+        self._building: dict[str, threading.Lock] = defaultdict(threading.Lock)
+
+    def open(self, task: Task, config: SandboxConfig) -> RemoteSandbox:
+        """A container of the task. Raises SandboxError."""
+        container = _Container()
+        try:
+            with self._starting:
+                image = task.docker_image or self._built(task, config.start_timeout_s)
+                self._start(container, image, task, config)
+        except SandboxError as error:
+            container.close()
+            raise SandboxError(f"task {task.id} cannot be set up: {error}") from error
+        except BaseException:
+            container.close()
+            raise
+        return RemoteSandbox(task, config, container)
+
+    def _start(
+        self, container: "_Container", image: str, task: Task, config: SandboxConfig
+    ) -> None:
+        _docker(
+            *("run", "--detach", "--rm", "--init", "--name", container.name),
+            *("--label", f"{_LABEL}={self._label}", "--workdir", task.workdir),
+            *("--cpus", f"{task.cpus:g}", "--pids-limit", str(config.max_processes)),
+            *("--memory", f"{config.memory_mb or task.memory_mb}m"),
+            *("--entrypoint", "sleep", image, "infinity"),
+            timeout_s=config.start_timeout_s,
+        )
+
+    def _built(self, task: Task, timeout_s: float) -> str:
+        """The image of the task's Dockerfile, made once for each content."""
+        tag = f"glm52-tbench2:{asked(task)[:24]}"
+        with self._building[tag]:
+            with suppress(SandboxError):
+                _docker("image", "inspect", "--format", "{{.Id}}", tag, timeout_s=_ASK_S)
+                return tag
+            _docker("build", "--tag", tag, str(task.environment), timeout_s=timeout_s)
+        return tag
+
+
+class _Container:
+    """A :class:`remote.Machine`."""
+
+    def __init__(self) -> None:
+        self.name = f"glm52-{secrets.token_hex(8)}"
+
+    def run(self, command: Sequence[str], data: bytes, timeout_s: float) -> bytes:
+        """As :meth:`Machine.run`."""
+        done = _asked(["exec", "--interactive", self.name, *command], data, timeout_s)
+        # Of a container that is gone the client speaks, with 1 or 125 to 127; 137 is a kill inside.
+        if done.returncode not in (0, 137):
+            raise SandboxError(_reason(done))
+        return done.stdout
+
+    def close(self) -> None:
+        """As :meth:`Machine.close`."""
+        with suppress(SandboxError):
+            _docker("rm", "--force", "--volumes", self.name, timeout_s=_REMOVE_S)
+
+
+def _docker(*arguments: str, timeout_s: float) -> bytes:
+    done = _asked(arguments, b"", timeout_s)
+    if done.returncode != 0:
+        raise SandboxError(_reason(done))
+    return done.stdout
+
+
+def _asked(
+    arguments: Sequence[str], data: bytes, timeout_s: float
+) -> subprocess.CompletedProcess[bytes]:
+    try:
+        return subprocess.run(
+            ["docker", *arguments], input=data, capture_output=True, timeout=timeout_s
+        )
+    except subprocess.TimeoutExpired as error:
+        raise SandboxError(f"docker {arguments[0]}: no answer in {timeout_s:g} s") from error
+    except OSError as error:
+        raise SandboxError(f"docker: {error}") from error
+
+
+def _reason(done: subprocess.CompletedProcess[bytes]) -> str:
+    said = (done.stderr.strip() or done.stdout.strip()).decode(errors="replace")
+    return said[-2000:] or f"docker exited with {done.returncode}"

@@ -1,0 +1,122 @@
+"""What is special about containers of the local engine; what they share is in test_contract.py."""
+
+import asyncio
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from glm52_tbench2.config.errors import UserError
+from glm52_tbench2.config.schema import SandboxProvider
+from glm52_tbench2.envs import docker, providers
+from glm52_tbench2.envs.client import EnvSession
+from glm52_tbench2.envs.sandbox import OpenSandbox, SandboxError
+from glm52_tbench2.tasks.suite import Task
+
+from .conftest import CONFIG, Server, write_task
+from .standin_docker import StandInEngine
+
+DOCKER = replace(CONFIG, provider=SandboxProvider.docker)
+
+
+@pytest.fixture
+def standin(engine: StandInEngine, monkeypatch: pytest.MonkeyPatch) -> StandInEngine:
+    """The stand-in, in place of an engine that may be here."""
+    monkeypatch.setenv("PATH", engine.path)
+    engine.builds.clear()
+    return engine
+
+
+@pytest.fixture
+def containers(standin: StandInEngine) -> Iterator[OpenSandbox]:
+    """Opens containers of a run."""
+    with providers.opened(DOCKER, "this-run") as open_sandbox:
+        yield open_sandbox
+    assert "glm52-tbench2.run=this-run" not in standin.labels.values()
+
+
+def test_an_image_is_built_once_for_each_content(
+    containers: OpenSandbox, standin: StandInEngine, tmp_path: Path
+) -> None:
+    task = write_task(tmp_path / "one", files={"files/a.txt": "of its own\n"})
+    with ThreadPoolExecutor(4) as pool:
+        for sandbox in pool.map(lambda _: containers(task, DOCKER), range(4)):
+            assert sandbox.exec("cat a.txt", 60.0).output == "of its own\n"
+            sandbox.close()
+    assert len(standin.builds) == 1
+    changed = write_task(tmp_path / "two", files={"files/a.txt": "another\n"})
+    with closing(containers(changed, DOCKER)) as sandbox:
+        assert sandbox.exec("cat a.txt", 60.0).output == "another\n"
+    assert len(standin.builds) == 2
+
+
+def test_the_official_image_is_taken_where_one_is_named(
+    containers: OpenSandbox, standin: StandInEngine, shared_task: Task
+) -> None:
+    standin.images["org/image:1"] = shared_task.environment
+    with closing(containers(replace(shared_task, docker_image="org/image:1"), DOCKER)) as sandbox:
+        assert sandbox.exec("cat a.txt", 60.0).output == "a\n"
+    assert not standin.builds
+    with pytest.raises(SandboxError, match="org/none"):
+        containers(replace(shared_task, docker_image="org/none:1"), DOCKER)
+
+
+def test_a_container_that_is_lost_fails_and_can_be_closed(
+    containers: OpenSandbox, standin: StandInEngine, shared_task: Task
+) -> None:
+    sandbox = containers(shared_task, DOCKER)
+    threading.Timer(0.5, lambda: standin._remove(list(standin.containers))).start()
+    with pytest.raises(SandboxError, match="No such container"):
+        sandbox.exec("sleep 300", 300.0)
+    sandbox.close()
+
+
+def test_what_an_earlier_process_of_the_run_left_is_removed_and_nothing_else(
+    standin: StandInEngine, shared_task: Task
+) -> None:
+    for label in ("this-run", "other-run"):
+        docker._Engine(DOCKER, label).open(shared_task, DOCKER)  # and killed
+    with providers.opened(DOCKER, "this-run"):
+        assert list(standin.labels.values()) == ["glm52-tbench2.run=other-run"]
+    docker.sweep("other-run")
+    assert not standin.containers
+
+
+def test_a_server_that_is_stopped_leaves_no_container(
+    standin: StandInEngine, tmp_path: Path, suite: Path
+) -> None:
+    server = Server(tmp_path, suite, provider=SandboxProvider.docker)
+
+    async def episode() -> None:
+        session = await EnvSession.open(server.url)
+        assert await session.reset("plain") == "Do plain."
+        assert (await session.exec("touch done; pwd", 60.0)).output == "/app\n"
+        assert (await session.evaluate()).reward == 1.0
+        assert standin.containers
+        assert server.stop() == -signal.SIGTERM
+
+    asyncio.run(episode())
+    assert not standin.containers
+
+
+def refused() -> str:
+    with pytest.raises(UserError) as error:
+        providers.check(DOCKER, "plain")
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_without_an_engine_one_sentence_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "install Docker Engine, or write sandbox=local" in refused()
+    client = tmp_path / "docker"
+    client.write_text("#!/bin/sh\necho Cannot connect to the Docker daemon. >&2\nexit 1\n")
+    client.chmod(0o755)
+    assert "Cannot connect to the Docker daemon" in refused()
