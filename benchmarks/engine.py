@@ -1,8 +1,8 @@
 """Cost of an engine on this machine: python benchmarks/engine.py [OVERRIDE ...]
 
-Starts the engine of experiment=smoke (with overrides, if any) and times its start, generation for
-1, 16 and 32 requests at once, and the pause of a weight update. A machine that is busy otherwise
-shows in the wall clock but not in the CPU time beside it.
+Starts the engine of experiment=smoke (with overrides, if any) and times its start and generation
+for 1, 16 and 32 requests at once. A machine that is busy otherwise shows in the wall clock but not
+in the CPU time beside it.
 """
 
 import asyncio
@@ -14,20 +14,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
 
 import aiohttp
 import psutil
-import torch
-from safetensors.torch import load_file
 
 from glm52_tbench2.config.compose import compose, save_run_config
 from glm52_tbench2.config.paths import ROOT, resolve
-from glm52_tbench2.config.schema import PauseMode, RunConfig
-from glm52_tbench2.engines import launch, weights
+from glm52_tbench2.config.schema import RunConfig
+from glm52_tbench2.engines import launch
 from glm52_tbench2.engines.client import EngineClient
 
-PROMPT_TOKENS, NEW_TOKENS, UPDATES = 200, 96, 10
+PROMPT_TOKENS, NEW_TOKENS = 200, 96
 
 
 class Server:
@@ -105,29 +102,6 @@ async def generations(server: Server, count: int) -> None:
     row(f"{count} requests at once", f"{tokens / wall:.0f} tokens/s", cpu_s, more)
 
 
-async def updates(server: Server, start: Path, folder: Path, running: int) -> None:
-    """Publishing a version, and the pause until it is served, with `running` requests."""
-    tensors: dict[str, torch.Tensor] = {}
-    for path in start.glob("*.safetensors"):
-        tensors |= load_file(path)
-    async with aiohttp.ClientSession(server.url) as http:
-        asked = [asyncio.create_task(generate(http, i, 1500)) for i in range(running)]
-        published, paused, cpu_s = [], [], server.cpu_s()
-        for version in range(1, UPDATES + 1):
-            began = time.perf_counter()
-            path = await asyncio.to_thread(weights.publish, folder, tensors.items(), start, version)
-            published.append(time.perf_counter() - began)
-            args = ([server.url], path, version, PauseMode.in_place)
-            paused += await asyncio.to_thread(weights.push, *args)
-        cpu_s = (server.cpu_s() - cpu_s) / UPDATES
-        for task in asked:
-            task.cancel()
-        await asyncio.gather(*asked, return_exceptions=True)
-    name = f"weight update, {running} running"
-    more = f"published in {median(published) * 1e3:.0f} ms"
-    row(name, f"{median(paused) * 1e3:.0f} ms pause", cpu_s, more)
-
-
 def main() -> int:
     config = compose(["experiment=smoke", *sys.argv[1:]])
     start = resolve(config.model.path)
@@ -135,8 +109,6 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, served(config, Path(folder)) as server:
         for count in (1, 16, 32):
             asyncio.run(generations(server, count))
-        for running in (0, 8):
-            asyncio.run(updates(server, start, Path(folder) / "weights", running))
     return 0
 
 

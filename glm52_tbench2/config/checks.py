@@ -13,6 +13,7 @@ from .schema import (
     RunConfig,
     SandboxConfig,
     SandboxProvider,
+    WeightTransport,
 )
 
 KNOWN_FILTERS = ("check_no_aborted", "check_reward_nonzero_std")
@@ -64,6 +65,7 @@ def problems(config: RunConfig) -> list[str]:
         *_parallel(config),
         *_cluster(config),
         *sandbox_problems(config.sandbox),
+        *_transport(config),
     ]
 
 
@@ -333,5 +335,24 @@ def _gpus(config: RunConfig) -> list[str]:
             f"{engine.num_engines} engines of {engine.gpus_per_engine} GPUs "
             "(engine.num_engines, engine.gpus_per_engine) do not fit on engine.nodes x "
             f"cluster.gpus_per_node = {engine.nodes} x {cluster.gpus_per_node}; raise engine.nodes."
+        )
+    return found
+
+
+def _transport(config: RunConfig) -> list[str]:
+    engine, parallel = config.engine, config.parallel
+    if engine.transport is WeightTransport.disk:
+        return []
+    name, found = engine.transport.name, []
+    if engine.device is not parallel.device:
+        found.append(
+            f"engine.transport={name} needs trainer and engines on one kind of device, but "
+            f"engine.device is {engine.device.name} and parallel.device is {parallel.device.name}; "
+            "write engine.transport=disk."
+        )
+    if engine.transport is WeightTransport.tensor and config.cluster.nodes > 1:
+        found.append(
+            "engine.transport=tensor hands over memory of one machine, but cluster.nodes is "
+            f"{config.cluster.nodes}; write engine.transport=distributed."
         )
     return found

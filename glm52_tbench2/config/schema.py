@@ -100,6 +100,7 @@ class Device(Enum):
 
 class WeightTransport(Enum):
     disk = "disk"
+    tensor = "tensor"
     distributed = "distributed"
 
 
@@ -322,9 +323,9 @@ class EngineConfig:
     dtype: str = MISSING
     """Weights' precision in the engine: fp8, bfloat16 or float32."""
     transport: WeightTransport = MISSING
-    """How new weights reach the engines."""
+    """How new weights reach engines: disk, distributed (NCCL, gloo), tensor (shared memory)."""
     bucket_bytes: int = MISSING
-    """Bytes of weights sent at one time."""
+    """Bytes of weights sent at one time (transports distributed and tensor)."""
     weights_dir: str = MISSING
     """Folder for weights on their way to the engines (transport disk)."""
     server_args: dict[str, Any] = MISSING
@@ -338,6 +339,11 @@ class EngineConfig:
     def nodes_per_engine(self) -> int:
         """Nodes one server spans."""
         return max(1, self.nodes // self.num_engines)
+
+    @property
+    def ranks_per_engine(self) -> int:
+        """Processes that share one server's weights: one a GPU, on a CPU one a node."""
+        return self.gpus_per_engine if self.device is Device.cuda else self.nodes_per_engine
 
 
 @dataclass

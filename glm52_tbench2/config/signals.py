@@ -7,7 +7,9 @@ address reaches every role as GLM52_STORE. Keys in use:
 - ``engine/I.P``: the same of part P of an engine over nodes; ``rendezvous/engine/I/G``: what the
   parts of its generation G start from; ``again/engine/I/G``: "1" once they are to start
 - ``driver/ready``, ``trainer/ready``: "1"
-- ``weights/version``: the newest version that every engine serves, a decimal integer
+- ``weights/version``: the newest version that every engine took, a decimal integer; one that was
+  restarted since may serve another, or none, until the trainer has given it this one: ask it
+- ``weights/group``: name of the process group that the weights last went through
 - ``done``: "1" once the last step is trained and its checkpoint is complete
 - ``finished/ROLE``: "1" once a role that has work to do has done it
 - ``checkpoint/wanted``: "1" when the job is about to end; ``checkpoint/saved``: the step whose
@@ -61,6 +63,11 @@ class Signals:
         """A handle on the store that another process serves at HOST:PORT."""
         host, port = address.rsplit(":", 1)
         return cls(host, int(port))
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT of the store."""
+        return f"{self._host}:{self._port}"
 
     @classmethod
     def from_env(cls) -> "Signals":

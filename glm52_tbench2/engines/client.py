@@ -13,10 +13,13 @@ import aiohttp
 from glm52_tbench2.config.schema import PauseMode
 
 CONNECT_TIMEOUT_S = 5.0
-"""Longest wait for a connection, retries included, seconds."""
+"""Longest wait for a connection, seconds."""
 CONTROL_TIMEOUT_S = 30.0
 """Longest wait for an answer that is not a generation, seconds."""
+NO_VERSION = "none"
+"""What an engine calls its weights when they are no version: what it generates is then refused."""
 _RETRY_S = 0.2
+_REFUSED = object()
 
 
 class EngineError(Exception):
@@ -46,12 +49,15 @@ class EngineClient:
     refused, so that nothing was sent, is tried again.
     """
 
-    def __init__(self, url: str, timeout_s: float) -> None:
-        """`url` without a path; `timeout_s` bounds one generation, queueing included."""
+    def __init__(self, url: str, timeout_s: float, retry_s: float = CONNECT_TIMEOUT_S) -> None:
+        """`url` without a path; `timeout_s` bounds one generation, queueing included.
+
+        A connection that is refused is tried again for `retry_s` seconds.
+        """
         self.url = url.rstrip("/")
         self.failed = False
         """Whether a call has failed: the server may be another by now, with other weights."""
-        self._timeout_s = timeout_s
+        self._timeout_s, self._retry_s = timeout_s, retry_s
         self._session: aiohttp.ClientSession | None = None
 
     async def generate(
@@ -100,6 +106,37 @@ class EngineClient:
         """Stops generating; requests wait, with their KV cache (in_place) or without (retract)."""
         await self._call("POST", "/pause_generation", {"mode": mode.value})
 
+    async def weight_version(self) -> int | None:
+        """Version of the weights it serves; None: none that counts.
+
+        So it is while an update is under way, after one that failed, and after a start from
+        weights that the trainer may be past.
+        """
+        served = str((await self._call("GET", "/model_info", None)).get("weight_version"))
+        return int(served) if served.isdecimal() else None
+
+    async def set_weight_version(self, version: int | None) -> None:
+        """Says which version its weights are, None for none that counts. Aborts no request."""
+        tag = NO_VERSION if version is None else str(version)
+        body = {"new_version": tag, "abort_all_requests": False}
+        await self._call("POST", "/update_weight_version", body)
+
+    async def flush_cache(self) -> bool:
+        """Empties the prefix cache; False, and nothing is done, while requests hold theirs."""
+        return await self.accepts("/flush_cache", {})
+
+    async def accepts(
+        self, path: str, body: Mapping[str, Any], timeout_s: float = CONTROL_TIMEOUT_S
+    ) -> bool:
+        """POSTs what the engine may refuse with 400: whether it did what was asked."""
+        return await self._call("POST", path, body, timeout_s, refusable=True) is not _REFUSED
+
+    async def post(
+        self, path: str, body: Mapping[str, Any], timeout_s: float = CONTROL_TIMEOUT_S
+    ) -> None:
+        """POSTs what has no method here."""
+        await self._call("POST", path, body, timeout_s)
+
     async def resume(self) -> None:
         """Goes on generating."""
         await self._call("POST", "/continue_generation", {})
@@ -111,11 +148,6 @@ class EngineClient:
         except EngineError:
             return False
         return True
-
-    async def version(self) -> int | None:
-        """Weight version it serves; None while its weights are no version."""
-        told = (await self._call("GET", "/model_info", None))["weight_version"]
-        return int(told) if str(told).isdecimal() else None
 
     async def server_info(self) -> dict[str, Any]:
         """The server's arguments and state, as SGLang tells them."""
@@ -144,15 +176,21 @@ class EngineClient:
         path: str,
         body: Mapping[str, Any] | None,
         timeout_s: float = CONTROL_TIMEOUT_S,
+        refusable: bool = False,
     ) -> Any:
         try:
-            return await self._answer(method, path, body, timeout_s)
+            return await self._answer(method, path, body, timeout_s, refusable)
         except EngineError:
             self.failed = True
             raise
 
     async def _answer(
-        self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        timeout_s: float,
+        refusable: bool,
     ) -> Any:
         began = perf_counter()
         while True:
@@ -164,11 +202,13 @@ class EngineClient:
                     timeout=aiohttp.ClientTimeout(timeout_s, sock_connect=CONNECT_TIMEOUT_S),
                 ) as response:
                     text = await response.text()
+                    if refusable and response.status == 400:
+                        return _REFUSED
                     if response.status != 200:
                         raise EngineError(f"{self.url}{path}: {response.status} {text[:300]}")
                     return _decoded(text)
-            except aiohttp.ClientConnectorError as error:
-                if perf_counter() - began > CONNECT_TIMEOUT_S:
+            except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+                if perf_counter() - began > self._retry_s:
                     raise EngineError(f"{self.url}{path}: no connection ({error})") from error
                 await asyncio.sleep(_RETRY_S)
             except TimeoutError as error:

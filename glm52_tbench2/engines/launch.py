@@ -4,7 +4,8 @@
 
 Of an engine that spans nodes it starts the part on this node, and needs the run's supervisor.
 
-It serves the newest weights the run has published, else the starting weights as version 0, and
+It serves the newest weights the run has published, else the starting weights as version 0; with a
+transport that goes through no folder they count as no version until the trainer sends one. It
 listens on HOST alone. On a CPU the server gets this project's plugin and stand-ins on its path.
 """
 
@@ -22,9 +23,10 @@ from typing import Any
 
 from glm52_tbench2.config import load_run_config
 from glm52_tbench2.config.errors import UserError
-from glm52_tbench2.config.schema import Device, RunConfig
+from glm52_tbench2.config.schema import Device, RunConfig, WeightTransport
 from glm52_tbench2.config.signals import Signals, SignalsLost
 
+from .client import NO_VERSION
 from .weights import to_serve
 
 CPU = Path(__file__).parent / "cpu"
@@ -69,11 +71,13 @@ def server_command(
     Raises UserError for an argument that another field decides.
     """
     engine = config.engine
+    # Without a folder of each version it may start from weights that the trainer is past.
+    tag = str(version) if engine.transport is WeightTransport.disk else NO_VERSION
     if engine.dtype not in DTYPES:
         raise UserError(f"engine.dtype is {engine.dtype}; write one of {', '.join(DTYPES)}.")
     argv = [
         *(sys.executable, "-m", "sglang.launch_server"),
-        *("--model-path", str(model_path), "--weight-version", str(version)),
+        *("--model-path", str(model_path), "--weight-version", tag),
         *("--host", host, "--port", str(port)),
         *("--device", engine.device.value, *DTYPES[engine.dtype]),
         *("--random-seed", str(config.seed)),

@@ -75,7 +75,7 @@ class Endpoints:
     async def _serves_the_newest(self, client: EngineClient) -> bool:
         newest = await self.weights()
         try:
-            served = await client.version()
+            served = await client.weight_version()
         except EngineError:
             return False
         return served is not None and served >= (newest or 0)

@@ -1,6 +1,6 @@
 """What the trainer cannot do with a config. Imports neither torch nor Megatron."""
 
-from glm52_tbench2.config.schema import ModelFamily, RunConfig, WeightTransport
+from glm52_tbench2.config.schema import ModelFamily, RunConfig
 
 
 def problems(run: RunConfig) -> list[str]:
@@ -30,9 +30,4 @@ def problems(run: RunConfig) -> list[str]:
         )
     if run.optim.state_on_disk:
         found.append("optim.state_on_disk is true, which the trainer cannot do yet; write false.")
-    if run.engine.num_engines and run.engine.transport is not WeightTransport.disk:
-        found.append(
-            f"engine.transport is {run.engine.transport.name}, which the trainer cannot do yet; "
-            "write engine.transport=disk."
-        )
     return found

@@ -5,8 +5,8 @@ it or a run before the last kill has. What it needs to go on after a kill is in 
 """
 
 import logging
-import shutil
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
@@ -22,8 +22,10 @@ from glm52_tbench2.config.identity import load_identity
 from glm52_tbench2.config.paths import resolve
 from glm52_tbench2.config.schema import RunConfig
 from glm52_tbench2.config.signals import Signals
-from glm52_tbench2.engines import weights
 from glm52_tbench2.engines.client import EngineError
+from glm52_tbench2.engines.weights import forget_after, weights_dir
+from glm52_tbench2.engines.weights.sender import serving
+from glm52_tbench2.engines.weights.transports import make_sender
 from glm52_tbench2.rollout.batch import (
     SCHEMA_VERSION,
     CorruptBatchError,
@@ -45,6 +47,7 @@ _POLL_S = 0.05
 # Other ranks wait inside a collective, which must not time out during a long rollout.
 _REPORT_S = 60.0
 _RETRY_S = 2.0
+_LOOK_S = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +82,7 @@ class TrainingLoop:
             load_hf(self.model, self.start_weights)
             optimizer.reload_model_params()
         self.optimizer, self.train_step = optimizer, TrainStep(run, wrapped, optimizer)
+        self.sender = None if rank else make_sender(run, run_dir, self.signals)
         self.step = self.saved = found or 0
         """Steps trained, which is the version of the weights."""
         self.recorded = self._recorded()
@@ -116,11 +120,11 @@ class TrainingLoop:
         result = self.train_step(batch, step)
         self.step = step
         self._write_scores(batch, result.scores)
-        push_s = self._push()
+        pushed = self._push()
         metrics = {
             **result.metrics,
             "time/train_wait": waited,
-            "time/train_push": push_s,
+            **pushed,
             "time/train_step": perf_counter() - started,
         }
         if self.rank == 0:
@@ -133,7 +137,7 @@ class TrainingLoop:
                 metrics["trainer/micro_batches"],
                 waited,
                 metrics["time/train_compute"],
-                push_s,
+                metrics["time/train_push"],
             )
         # Before the checkpoint: a run that goes on from there would not come back for them.
         self._log_metrics("trainer", metrics)
@@ -168,14 +172,18 @@ class TrainingLoop:
 
     def _next_batch(self, step: int) -> list[Sample]:
         path = batch_path(self.run_dir, "rollouts", step)
-        # What rank 0 sees: the batch, and whether a checkpoint is asked for before the job's end.
-        seen = [False, False]
+        # What rank 0 sees: the batch, whether a checkpoint is asked for before the job's end, and
+        # whether an engine needs the weights.
+        seen = [False, False, False]
         while not seen[0]:
             if self.rank == 0:
                 seen = self._look_for(path)
             dist.broadcast_object_list(seen, src=0)
             if seen[1]:
                 self._save()
+            if seen[2]:
+                pauses = self._update_engines(self._engines_without)
+                log.warning("version %d once more for an engine: paused %s s", self.step, pauses)
         while not _appears(path, _REPORT_S):
             log.info("%s is there on rank 0 and not here yet", path)
         try:
@@ -190,11 +198,15 @@ class TrainingLoop:
 
     def _look_for(self, path: Path) -> list[bool]:
         until, answered = time.monotonic() + _REPORT_S, self.signals.get("checkpoint/saved")
+        look = time.monotonic() + _LOOK_S
         while True:
             wanted = self.signals.get("checkpoint/wanted") is not None and not answered
             found = path.exists()
-            if found or wanted or time.monotonic() > until:
-                return [found, wanted]
+            restarted = False
+            if time.monotonic() > look:
+                restarted, look = self._engine_restarted(), time.monotonic() + _LOOK_S
+            if found or wanted or restarted or time.monotonic() > until:
+                return [found, wanted, restarted]
             time.sleep(_POLL_S)
 
     # --- results -------------------------------------------------------------------------------
@@ -224,61 +236,75 @@ class TrainingLoop:
 
     # --- weights -------------------------------------------------------------------------------
 
-    def _push(self) -> float:
-        """Makes every engine serve the weights and says so; seconds it took.
+    def _push(self) -> dict[str, float]:
+        """Makes every engine serve the weights and says so; metrics of what it took.
 
         Not while batches of a run before the last kill are trained again: no engine needs the
         versions in between, and one that serves a later version must not be taken back.
         """
         if self.step < self.recorded:
-            return 0.0
+            return {"time/train_push": 0.0}
         started = perf_counter()
-        if self.config.engine.num_engines:
-            self._update_engines()
+        pauses = self._update_engines(self._all_engines)
         if self.rank == 0:
             self.signals.publish("weights/version", str(self.step))
-        return perf_counter() - started
+        found = {"time/train_push": perf_counter() - started}
+        return found | ({"time/engine_pause_max": max(pauses)} if pauses else {})
 
-    def _update_engines(self) -> None:
-        folder = weights.weights_dir(self.config, self.run_dir)
-        if self.rank == 0:
-            # Once they are ready, no engine is loading what is removed here.
-            self._engine_urls()
-            for version in folder.glob("version_*"):
-                # Of batches that were lost since: an engine that restarts must not go back there.
-                if int(version.name.removeprefix("version_")) > self.step:
-                    shutil.rmtree(version)
-        if self.step == 0:
-            served = self.start_weights
-        else:
-            tensors = export_hf(self.model, self.start_weights)
-            if self.rank != 0:
-                for _ in tensors:
-                    pass
-                return
-            served = weights.publish(folder, tensors, self.start_weights, self.step)
-        if self.rank == 0:
-            self._push_to_all(served)
+    def _update_engines(self, first: Callable[[], list[str]]) -> list[float]:
+        """Gives the weights to the engines in `first`, then to any that does not serve them.
 
-    def _push_to_all(self, folder: Path) -> None:
-        """Pushes until every engine serves the version, one that restarts in between included."""
+        Until every engine does, one that restarts in between included. Returns how long engines
+        did not generate, seconds; nothing on other ranks than 0.
+        """
+        pauses: list[float] = []
         until = time.monotonic() + self.config.cluster.deadlines.engine
+        choose = first
         while True:
-            try:
-                weights.push(self._engine_urls(), folder, self.step, self.config.rollout.pause_mode)
-                return
-            except EngineError as error:
+            urls: list[list[str]] = [[]]
+            if self.rank == 0:
+                urls[0] = choose()
+                # Now that they are ready, none is loading what is removed here.
+                forget_after(weights_dir(self.config, self.run_dir), self.step)
+            dist.broadcast_object_list(urls, src=0)
+            if not urls[0]:
+                return pauses
+            tensors = export_hf(self.model, self.start_weights)
+            failed = None
+            if self.sender is not None:
+                try:
+                    pauses += self.sender.push(urls[0], tensors, self.step)
+                except EngineError as error:
+                    failed = error
+            for _ in tensors:  # all ranks take part to the end
+                pass
+            if failed is not None:
                 if time.monotonic() > until:
-                    raise
-                log.warning("%s; trying again", error)
+                    raise failed
+                log.warning("%s; trying again", failed)
                 time.sleep(_RETRY_S)
+            choose = self._engines_without
 
-    def _engine_urls(self) -> list[str]:
+    def _all_engines(self) -> list[str]:
+        """Every engine, once it is ready."""
         deadline_s = self.config.cluster.deadlines.engine
         return [
             self.signals.wait(f"engine/{number}", deadline_s)
             for number in range(self.config.engine.num_engines)
         ]
+
+    def _engines_without(self) -> list[str]:
+        """Engines that do not serve the weights, or do not answer."""
+        urls = self._all_engines()
+        served = serving(urls)
+        return [url for url in urls if served.get(url) != self.step]
+
+    def _engine_restarted(self) -> bool:
+        """Whether an engine that is ready serves other weights than these."""
+        if self.step < self.recorded:
+            return False
+        found = (self.signals.get(f"engine/{n}") for n in range(self.config.engine.num_engines))
+        return any(version != self.step for version in serving(list(filter(None, found))).values())
 
 
 def _appears(path: Path, timeout_s: float) -> bool:

@@ -147,6 +147,11 @@ def test_an_experiment_holds_overrides_only():
         (["experiment=smoke", "engine.nodes=3"], "model.num_heads (4); raise engine.num_engines"),
         (["sandbox=external"], "sandbox.url=http://HOST:PORT"),
         (["sandbox.url=http://127.0.0.1:8000"], "sandbox=external"),
+        (["engine.transport=tensor"], "cluster.nodes is 16; write engine.transport=distributed"),
+        (
+            ["experiment=smoke", "engine.transport=tensor", "parallel.device=cuda"],
+            "parallel.device is cuda; write engine.transport=disk",
+        ),
     ],
 )
 def test_bad_input_gets_one_sentence(overrides, said):

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,9 +25,12 @@ from transformers import (
 from glm52_tbench2.config import save_run_config
 from glm52_tbench2.config.compose import compose
 from glm52_tbench2.config.paths import ROOT
+from glm52_tbench2.config.schema import PauseMode, RunConfig, WeightTransport
 from glm52_tbench2.config.signals import STORE_VARIABLE, Signals
 from glm52_tbench2.engines import launch
 from glm52_tbench2.engines.client import EngineClient, Generation
+from glm52_tbench2.engines.weights.sender import Sender
+from glm52_tbench2.engines.weights.transports import make_sender
 from glm52_tbench2.launch.ports import free_port
 
 T = TypeVar("T")
@@ -80,6 +83,14 @@ def log_probs(
 
 
 @dataclass
+class FirstModel:
+    """A folder of weights with a tokenizer, and what is in it."""
+
+    folder: Path
+    model: Glm4MoeLiteForCausalLM
+
+
+@dataclass
 class Engine:
     """A running server and the run it belongs to."""
 
@@ -90,6 +101,7 @@ class Engine:
     model_dir: Path
     model: Glm4MoeLiteForCausalLM
     """What it serves at first, as version 0."""
+    config: RunConfig
 
     def tree(self) -> list[psutil.Process]:
         """The server and all its processes."""
@@ -115,6 +127,37 @@ class Engine:
         return self.use(lambda client: generate(client, prompt, **asked))
 
 
+class Senders:
+    """Senders of a run, one of each kind: a trainer keeps one too."""
+
+    def __init__(self, config: RunConfig, run_dir: Path) -> None:
+        self._signals, _ = Signals.serve("127.0.0.1")
+        self._config, self.run_dir = config, run_dir
+        self._made: dict[tuple[WeightTransport, int], Sender] = {}
+
+    def __call__(
+        self,
+        transport: WeightTransport,
+        mode: PauseMode = PauseMode.in_place,
+        bucket_bytes: int = 300_000,
+    ) -> Sender:
+        """Sends a model in five buckets, unless told otherwise."""
+        if (transport, bucket_bytes) not in self._made:
+            engine = replace(self._config.engine, transport=transport, bucket_bytes=bucket_bytes)
+            made = make_sender(replace(self._config, engine=engine), self.run_dir, self._signals)
+            self._made[transport, bucket_bytes] = made
+        sender = self._made[transport, bucket_bytes]
+        rollout = replace(self._config.rollout, pause_mode=mode)
+        sender.config = replace(sender.config, rollout=rollout)
+        return sender
+
+
+@pytest.fixture(scope="session")
+def senders(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Senders:
+    """Of the run of `engine`."""
+    return Senders(engine.config, tmp_path_factory.mktemp("sender"))
+
+
 async def generate(client: EngineClient, prompt: list[int], **asked: Any) -> Generation:
     """One request, with defaults. The model has no end of sequence: only a stop token ends it."""
     defaults: dict[str, Any] = {
@@ -128,45 +171,55 @@ async def generate(client: EngineClient, prompt: list[int], **asked: Any) -> Gen
 
 
 @pytest.fixture(scope="session")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """A server of one process a kind."""
-    with served(tmp_path_factory.mktemp("model"), tmp_path_factory.mktemp("run")) as made:
+def first_model(tmp_path_factory: pytest.TempPathFactory) -> FirstModel:
+    """What every engine starts from."""
+    folder, model = tmp_path_factory.mktemp("model"), random_model(0)
+    model.save_pretrained(folder)
+    vocabulary = Tokenizer(models.BPE(vocab={f"<{i}>": i for i in range(VOCAB)}, merges=[]))
+    PreTrainedTokenizerFast(tokenizer_object=vocabulary).save_pretrained(folder)
+    return FirstModel(folder, model)
+
+
+@pytest.fixture(scope="session")
+def engine(first_model: FirstModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """An engine for all tests."""
+    with served(first_model, tmp_path_factory.mktemp("run")) as made:
         yield made
 
 
 @pytest.fixture(scope="session")
-def engine_over_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def engine_over_nodes(
+    first_model: FirstModel, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Engine]:
     """An engine that spans two nodes, both this machine."""
     signals, store = Signals.serve("127.0.0.1")
     signals.open()
     meeting, meet = Signals.serve("127.0.0.1")
     meeting.open()
     parts = (["--meet", meet], ["--part", "1"])
-    folders = tmp_path_factory.mktemp("model"), tmp_path_factory.mktemp("run")
-    with served(*folders, "engine.nodes=2", parts=parts, env={STORE_VARIABLE: store}) as made:
+    run_dir = tmp_path_factory.mktemp("run")
+    with served(
+        first_model, run_dir, "engine.nodes=2", parts=parts, env={STORE_VARIABLE: store}
+    ) as made:
         yield made
 
 
 @contextlib.contextmanager
 def served(
-    model_dir: Path,
+    first: FirstModel,
     run_dir: Path,
     *overrides: str,
     parts: Sequence[list[str]] = ([],),
     env: Mapping[str, str] | None = None,
 ) -> Iterator[Engine]:
-    """A random model's server; `parts`: arguments of each.
+    """An engine of a run of its own; `parts`: arguments of each of its servers.
 
-    Kills it with SIGKILL at the end, and fails if a process of it lives on.
+    Kills the server with SIGKILL at the end, and fails if a process of it lives on.
     """
-    model = random_model(0)
-    model.save_pretrained(model_dir)
-    vocabulary = Tokenizer(models.BPE(vocab={f"<{i}>": i for i in range(VOCAB)}, merges=[]))
-    PreTrainedTokenizerFast(tokenizer_object=vocabulary).save_pretrained(model_dir)
     config = compose(
         [
             "experiment=smoke",
-            f"model.path={model_dir}",
+            f"model.path={first.folder}",
             "cluster.threads_per_engine=1",
             "engine.server_args.max-total-tokens=16384",
             *overrides,
@@ -188,7 +241,9 @@ def served(
         )
         for port, arguments, log in zip(ports, parts, logs, strict=True)
     ]
-    made = Engine(f"http://127.0.0.1:{ports[0]}", processes, run_dir, model_dir, model)
+    made = Engine(
+        f"http://127.0.0.1:{ports[0]}", processes, run_dir, first.folder, first.model, config
+    )
     tree = []
     try:
         until = time.monotonic() + READY_S

@@ -5,38 +5,20 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 
 import psutil
 import pytest
-from safetensors.torch import load_file
 
-from glm52_tbench2.config.schema import PauseMode
-from glm52_tbench2.engines import launch, weights
+from glm52_tbench2.engines import launch
 from glm52_tbench2.engines.client import EngineClient, EngineError, Generation
 
-from .conftest import VOCAB, Engine, generate, log_probs, random_model
+from .conftest import VOCAB, Engine, generate, log_probs
 
 PROMPT = [(7 * i + 11) % (VOCAB - 2) + 2 for i in range(60)]
 
 
 def close(a: list[float], b: list[float]) -> bool:
     return len(a) == len(b) and all(abs(x - y) <= 1e-4 for x, y in zip(a, b, strict=True))
-
-
-def publish(engine: Engine, version: int, seed: int) -> Path:
-    """The random model of `seed`, as `version`; it is not pushed."""
-    saved = engine.run_dir / f"model-{seed}"
-    random_model(seed).save_pretrained(saved)
-    tensors = load_file(saved / "model.safetensors").items()
-    return weights.publish(engine.run_dir / "weights", tensors, engine.model_dir, version)
-
-
-@pytest.fixture
-def first_weights(engine: Engine):
-    """After the test the engine serves the first model again, as version 0, with an empty cache."""
-    yield
-    weights.push([engine.url], engine.model_dir, 0, PauseMode.in_place)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.8, 0.5])
@@ -76,7 +58,7 @@ def test_generation_is_the_same_to_the_bit_alone_in_a_crowd_and_from_the_cache(
 
     crowd = engine.use(together)
     cached = engine.use(alone)
-    weights.push([engine.url], engine.model_dir, 0, PauseMode.in_place)  # empties the cache
+    engine.use(EngineClient.flush_cache)
     single = engine.use(alone)
     assert any(out.cached_tokens > single[i].cached_tokens for i, out in enumerate(cached))
     assert bits(crowd) == bits(single) == bits(cached)
@@ -88,7 +70,7 @@ def test_turn_is_the_same_to_the_bit_whether_the_turn_before_is_cached_or_not(
     first = engine.generate([5, *PROMPT])
     second = [5, *PROMPT, *first.output_ids, 9, 9]
     cached = engine.generate(second, seed=1)
-    weights.push([engine.url], engine.model_dir, 0, PauseMode.in_place)  # empties the cache
+    engine.use(EngineClient.flush_cache)
     fresh = engine.generate(second, seed=1)
     assert cached.cached_tokens > len(PROMPT) + 10 > fresh.cached_tokens
     assert (cached.output_ids, cached.logprobs) == (fresh.output_ids, fresh.logprobs)
@@ -142,57 +124,6 @@ def test_aborted_request_returns_what_it_has(engine: Engine) -> None:
     aborted, other = engine.use(abort_one)
     assert (aborted.finish, other.finish) == ("abort", "length")
     assert len(aborted.output_ids) == len(aborted.logprobs) == len(aborted.versions) < 900
-
-
-@pytest.mark.usefixtures("first_weights")
-@pytest.mark.parametrize("mode", PauseMode)
-def test_weights_change_in_the_middle_of_a_generation(engine: Engine, mode: PauseMode) -> None:
-    folder = publish(engine, 3, seed=3)
-
-    async def update(client: EngineClient) -> Generation:
-        running = asyncio.create_task(generate(client, PROMPT, max_new_tokens=300))
-        await generate(client, PROMPT, max_new_tokens=5)
-        await asyncio.to_thread(weights.push, [engine.url], folder, 3, mode)
-        return await running
-
-    out = engine.use(update)
-    change = out.versions.index(3)
-    assert 0 < change < 300
-    assert out.versions == [0] * change + [3] * (300 - change)
-    before = log_probs(engine.model, PROMPT, out.output_ids, 0.8)
-    assert close(out.logprobs[:change], before[:change])
-    if mode is PauseMode.retract:  # in_place goes on from the old weights' keys and values
-        after = log_probs(random_model(3), PROMPT, out.output_ids, 0.8)
-        assert close(out.logprobs[change:], after[change:])
-
-
-@pytest.mark.usefixtures("first_weights")
-@pytest.mark.parametrize("mode", PauseMode)
-def test_pushed_weights_serve_new_requests_from_an_empty_cache(
-    engine: Engine, mode: PauseMode
-) -> None:
-    engine.generate(PROMPT)
-    (seconds,) = weights.push([engine.url], publish(engine, 4, seed=4), 4, mode)
-    out = engine.generate(PROMPT)
-    assert seconds > 0
-    assert (out.cached_tokens, set(out.versions)) == (0, {4})
-    assert close(out.logprobs, log_probs(random_model(4), PROMPT, out.output_ids, 0.8))
-
-
-@pytest.mark.usefixtures("first_weights")
-def test_push_tells_which_engine_did_not_take_the_weights(engine: Engine) -> None:
-    dead = "http://127.0.0.1:9"
-    with pytest.raises(EngineError, match=rf"1 of 2 engines: {dead}"):
-        weights.push([engine.url, dead], publish(engine, 5, seed=5), 5, PauseMode.in_place)
-    assert engine.generate(PROMPT).versions[0] == 5
-
-
-def test_engine_that_cannot_load_goes_on_with_what_it_has(engine: Engine, tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match=engine.url):
-        weights.push([engine.url], tmp_path / "nothing", 6, PauseMode.in_place)
-    out = engine.generate(PROMPT)
-    assert set(out.versions) == {0}
-    assert close(out.logprobs, log_probs(engine.model, PROMPT, out.output_ids, 0.8))
 
 
 def test_request_that_cannot_be_served_is_an_error(engine: Engine) -> None:

@@ -18,7 +18,7 @@ from glm52_tbench2.engines import launch, weights
 from glm52_tbench2.engines.launch import server_command
 
 REFERENCE = """
---model-path /models/GLM-5.2 --weight-version 12 --host 10.0.0.5 --port 30000
+--model-path /models/GLM-5.2 --weight-version none --host 10.0.0.5 --port 30000
 --device cuda --quantization fp8 --random-seed 1
 """
 COMMON = """

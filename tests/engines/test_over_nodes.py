@@ -1,15 +1,15 @@
 """One engine in two parts, tensor parallel, as it spans two nodes: both are this machine."""
 
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 from safetensors.torch import load_file
 
-from glm52_tbench2.config.schema import PauseMode
-from glm52_tbench2.engines import weights
+from glm52_tbench2.config.schema import PauseMode, WeightTransport
 
-from .conftest import VOCAB, Engine, log_probs, random_model
+from .conftest import VOCAB, Engine, Senders, log_probs, random_model
 
 PROMPT = [(7 * i + 11) % (VOCAB - 2) + 2 for i in range(60)]
 CLOSE = 1e-4
@@ -24,21 +24,24 @@ def test_it_generates_what_a_single_server_does(engine: Engine, engine_over_node
 
 
 @pytest.mark.parametrize("mode", PauseMode)
-def test_new_weights_reach_every_part(engine_over_nodes: Engine, mode: PauseMode) -> None:
+@pytest.mark.parametrize("transport", [WeightTransport.disk, WeightTransport.distributed])
+def test_new_weights_reach_every_part(
+    engine_over_nodes: Engine, tmp_path: Path, transport: WeightTransport, mode: PauseMode
+) -> None:
     """Each part holds a half of most matrices, so one that kept its own would show."""
     engine, model = engine_over_nodes, random_model(1)
-    saved = engine.run_dir / "model-1"
-    model.save_pretrained(saved)
-    tensors = load_file(saved / "model.safetensors").items()
-    folder = weights.publish(engine.run_dir / "weights", tensors, engine.model_dir, 1)
+    model.save_pretrained(tmp_path / "model")
+    sender = Senders(engine.config, tmp_path)(transport, mode)
     try:
-        weights.push([engine.url], folder, 1, mode)
+        new = load_file(tmp_path / "model" / "model.safetensors")
+        sender.push([engine.url], iter(new.items()), 1)
         out = engine.generate(PROMPT)
         assert set(out.versions) == {1}
         expected = log_probs(model, PROMPT, out.output_ids, 0.8)
         assert out.logprobs == pytest.approx(expected, abs=CLOSE)
     finally:
-        weights.push([engine.url], engine.model_dir, 0, mode)
+        old = load_file(engine.model_dir / "model.safetensors")
+        sender.push([engine.url], iter(old.items()), 0)
 
 
 def test_every_part_works_and_listens_on_the_loopback_alone(engine_over_nodes: Engine) -> None:

@@ -1,13 +1,16 @@
-"""Weights in folders; how engines take them is in test_engine.py."""
+"""Weights in folders and in buckets; how engines take them is in test_updates.py."""
 
 import json
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from glm52_tbench2.engines import weights
+from glm52_tbench2.engines.weights.sender import buckets
 
 NAMES = {"a": [2, 3], "b": [4], "c": [1, 5]}
 
@@ -80,7 +83,7 @@ def test_version_published_again_replaces_the_first(tmp_path: Path, start: Path)
 def test_large_weights_are_spread_over_files(
     tmp_path: Path, start: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weights, "SHARD_BYTES", 40)
+    monkeypatch.setattr(weights.folders, "SHARD_BYTES", 40)
     folder = publish(tmp_path / "weights", start, 1)
     index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
     assert len(set(index.values())) == 2
@@ -112,3 +115,37 @@ def test_failure_in_the_middle_leaves_the_version_before(tmp_path: Path, start: 
         weights.publish(tmp_path / "weights", failing(), start, 2)
     assert [path.name for path in (tmp_path / "weights").iterdir()] == ["version_000001"]
     assert weights.latest(tmp_path / "weights") == (tmp_path / "weights" / "version_000001", 1)
+
+
+def named(sizes: list[tuple[str, int]]) -> list[tuple[str, torch.Tensor]]:
+    return [(name, torch.zeros(size, dtype=torch.uint8)) for name, size in sizes]
+
+
+@given(
+    layers=st.lists(st.lists(st.integers(1, 9), min_size=2, max_size=4), max_size=5),
+    between=st.lists(st.integers(1, 30), min_size=5, max_size=5),
+    limit=st.integers(1, 40),
+)
+def test_buckets_hold_everything_in_order_and_no_attention_in_two(
+    layers: list[list[int]], between: list[int], limit: int
+) -> None:
+    sizes = []
+    for number, (attention, mlp) in enumerate(zip(layers, between, strict=False)):
+        prefix = f"model.layers.{number}"
+        sizes += [(f"{prefix}.self_attn.{i}.weight", size) for i, size in enumerate(attention)]
+        sizes.append((f"{prefix}.mlp.weight", mlp))
+    found = list(buckets(named(sizes), limit))
+    assert [(name, t.nbytes) for bucket in found for name, t in bucket] == sizes
+    units = [[name.partition(".self_attn.")[0] for name, _ in bucket] for bucket in found]
+    for bucket, here in zip(found, units, strict=True):
+        assert sum(t.nbytes for _, t in bucket) <= limit or len(set(here)) == 1
+    attentions = [
+        {name.split(".")[2] for name, _ in bucket if ".self_attn." in name} for bucket in found
+    ]
+    assert sum(map(len, attentions)) == len(layers)
+
+
+def test_attention_in_two_places_is_refused() -> None:
+    q, kv = ("model.layers.1.self_attn.q.weight", 3), ("model.layers.1.self_attn.kv.weight", 3)
+    with pytest.raises(ValueError, match=r"model\.layers\.1\.self_attn do not follow"):
+        list(buckets(named([q, ("lm_head.weight", 2), kv]), 100))

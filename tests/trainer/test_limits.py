@@ -25,7 +25,6 @@ def test_the_smoke_run_has_no_problem():
         ),
         (["model.family=glm_moe_dsa", "model.index_layers=[1]"], "model.family is glm_moe_dsa"),
         (["optim.state_on_disk=true"], "optim.state_on_disk is true"),
-        (["engine.transport=distributed"], "write engine.transport=disk"),
     ],
 )
 def test_what_it_cannot_do_names_the_knob(overrides, sentence):

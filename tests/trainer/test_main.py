@@ -76,20 +76,20 @@ class Engine:
     """An engine's endpoints of a weight update. The first update fails, as in a restart."""
 
     def __init__(self) -> None:
-        self.calls: list[str] = []
         self.folders: list[Path] = []
+        self.fails = 1
         self.served = "none"
         engine = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                engine.calls.append(self.path)
                 if "model_path" in body:
-                    if len(engine.calls) < 4:
+                    if engine.fails:
+                        engine.fails -= 1
                         return self.answer(503, {})
-                    engine.served = body["weight_version"]
                     engine.folders.append(Path(body["model_path"]))
+                engine.served = body.get("new_version", engine.served)
                 self.answer(200, {})
 
             def do_GET(self) -> None:
@@ -129,6 +129,10 @@ def metrics(run_dir: Path) -> dict[int, dict[str, float]]:
         step: {name: value for name, value in found.items() if not name.startswith("time/")}
         for step, found in metrics_log.read(run_dir)["trainer"].items()
     }
+
+
+def logged(run_dir: Path) -> dict[int, dict[str, float]]:
+    return metrics_log.read(run_dir)["trainer"]
 
 
 def scores(run_dir: Path, step: int):
@@ -248,6 +252,7 @@ def test_engines_get_the_starting_weights_and_those_of_each_step(run, tmp_path):
             )
         finish(processes)
     assert engine.served == "2"
+    assert all(found["time/engine_pause_max"] > 0 for found in logged(run_dir).values())
     names = [folder.name for folder in engine.folders]
     assert names == [Path(run.model.path).name, "version_000001", "version_000002"]
     assert not lost.exists()
@@ -256,6 +261,31 @@ def test_engines_get_the_starting_weights_and_those_of_each_step(run, tmp_path):
     assert before.keys() == after.keys()
     assert not torch.equal(before["lm_head.weight"], after["lm_head.weight"])
     engine.server.shutdown()
+
+
+def test_an_engine_that_restarts_gets_the_weights_while_the_trainer_waits(run, tmp_path):
+    with_engines = replace(four_steps(run), engine=replace(run.engine, num_engines=2))
+    two_ranks = layout(with_engines, 2)
+    run_dir = make_run_dir(two_ranks, tmp_path / "run", 1)
+    engines = [Engine(), Engine()]
+    with trainer(run_dir, ranks=2) as (signals, processes):
+        for number, engine in enumerate(engines):
+            signals.publish(f"engine/{number}", engine.url)
+        until(lambda: signals.get("weights/version") == "1", processes[0])
+        loaded = [len(engine.folders) for engine in engines]
+        engines[1].served = "none"
+        until(lambda: engines[1].served == "1", processes[0])
+        assert [len(engine.folders) for engine in engines] == [loaded[0], loaded[1] + 1]
+        assert engines[1].folders[-1] == run_dir / "weights" / "version_000001"
+        signals.withdraw("engine/0")  # it is down: nobody waits for it
+        write_batch(batch_path(run_dir, "rollouts", 2), make_batch(run, 2), IDENTITY, 2)
+        until(lambda: 2 in trained(run_dir), processes[0])
+    for engine in engines:
+        engine.server.shutdown()
+
+
+def trained(run_dir: Path) -> set[int]:
+    return {int(path.stem.removeprefix("step_")) for path in (run_dir / "train").glob("*.parquet")}
 
 
 def test_a_damaged_batch_is_moved_aside_and_the_trainer_asks_to_start_again(run, tmp_path):
