@@ -35,6 +35,7 @@ def main() -> None:
         before, began = cpu_seconds(run), time.perf_counter()
         wait_for(run, Path(scratch), STEPS - 1)
         wall, after = time.perf_counter() - began, cpu_seconds(run)
+        print(f"{3600 * (STEPS - 2) / wall:.0f} steps an hour")
         if run.wait() != 0:
             sys.exit(f"the run failed with exit code {run.returncode}")
         told(folder)

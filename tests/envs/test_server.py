@@ -15,6 +15,7 @@ import pytest
 
 from glm52_tbench2.envs import client as client_module
 from glm52_tbench2.envs.client import EnvSession, NoCapacity, SandboxError
+from glm52_tbench2.envs.core import ConcurrencyConfig
 from glm52_tbench2.envs.models import HARNESS, Tbench2Action
 from glm52_tbench2.envs.wire import Tbench2Client
 
@@ -176,6 +177,23 @@ def test_a_cancelled_call_spends_the_session_and_frees_its_place(server: Server)
         await asyncio.gather(*(session.close() for session in [*sessions, *again]))
 
     asyncio.run(episode())
+
+
+def test_a_command_that_a_message_cannot_hold_is_not_sent(server: Server) -> None:
+    """The server would end the session at such a message, as if the sandbox were lost."""
+
+    async def episode() -> None:
+        session = await opened(server)
+        with pytest.raises(SandboxError, match="more than 4194304 bytes"):
+            await session.exec("x" * 5_000_000, 60.0)
+        await session.close()
+
+    asyncio.run(episode())
+
+
+def test_a_session_is_not_ended_for_thinking_long() -> None:
+    """A limit here would count from the last message of a session, connected or not."""
+    assert ConcurrencyConfig(max_concurrent_envs=1).session_timeout is None
 
 
 def test_nothing_answers_where_there_is_no_server() -> None:
