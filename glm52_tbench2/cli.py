@@ -20,6 +20,9 @@ usage: glm52 VERB [...]
                               in minutes); -m: a sweep
   train --dry-run [OVERRIDES] the job Slurm would get, and each node's roles;
                               with -m a sweep's points, jobs and problems
+  eval [OVERRIDES] [--run RUN]
+                              evaluate model.path, a run's newest weights or, with
+                              engine=external, an endpoint: reward, pass@k
   resume RUN [--allow]        go on with a run from its last complete checkpoint
   rerun RUN [--allow]         run the same once more, in a new folder beside it
   verify RUN [OTHER]          are its files whole; is OTHER the same, to the bit
@@ -126,6 +129,30 @@ def _hydra(arguments: list[str]) -> int:
         raise UserError(explain(error)) from error
     # Hydra has loaded its plugins again by now: the class is asked for here, not before.
     return max([*codes, *multirun.SweepLauncher.codes], default=0)
+
+
+def _eval(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        "glm52 eval",
+        description="Play eval.samples_per_task samples of each task of data.eval and print reward "
+        "and pass@k with their intervals. glm52 resume goes on with one that was stopped.",
+        epilog="Keys of engine.url are read from GLM52_ENDPOINT_KEY or, with engine.api=openai, "
+        "OPENAI_API_KEY.",
+    )
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="KNOB=VALUE",
+        help="as of glm52 train: experiment=smoke model.path=DIR, engine=external engine.url=URL",
+    )
+    parser.add_argument(
+        "--run", type=Path, help="evaluate the newest weights of this run, by its config"
+    )
+    options = parser.parse_intermixed_args(arguments)
+    from .launch.evaluate import planned
+    from .launch.train import evaluated
+
+    return evaluated(*planned(options.overrides, options.run))
 
 
 def _resume(arguments: list[str]) -> int:
@@ -394,6 +421,7 @@ def _warm_start(arguments: list[str]) -> int:
 
 _VERBS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
+    "eval": _eval,
     "resume": _resume,
     "rerun": _rerun,
     "verify": _verify,

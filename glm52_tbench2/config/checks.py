@@ -1,6 +1,7 @@
 """What must hold between the knobs of one run."""
 
 import math
+from urllib.parse import urlsplit
 
 from .schema import (
     Correction,
@@ -66,6 +67,7 @@ def problems(config: RunConfig) -> list[str]:
         *_cluster(config),
         *sandbox_problems(config.sandbox),
         *_transport(config),
+        *_endpoint(config),
     ]
 
 
@@ -319,6 +321,25 @@ def sandbox_problems(sandbox: SandboxConfig) -> list[str]:
             f"sandbox.url is {url}, but sandbox.provider={sandbox.provider.name} makes its own "
             "sandboxes; write sandbox=external, or leave sandbox.url out."
         ]
+    return []
+
+
+def _endpoint(config: RunConfig) -> list[str]:
+    url = config.engine.url
+    if url is None:
+        return []
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # raises where it is no number
+    except ValueError as error:
+        return [f"engine.url is no URL ({error}); write it as http://HOST:PORT."]
+    if parts.username or parts.password or parts.query:
+        return [
+            "engine.url holds a user, a password or a query, and would be written to the run's "
+            "files; put the key into the environment variable GLM52_ENDPOINT_KEY."
+        ]
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        return [f"engine.url is {url}; write it as http://HOST:PORT."]
     return []
 
 

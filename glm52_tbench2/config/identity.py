@@ -86,7 +86,9 @@ class Made:
     machine: dict[str, Any]
     """cpu, cores, gpu and python, by name and number."""
     origin: dict[str, Any] | None = None
-    """{"rerun_of": run} or {"sweep": folder, "point": name}; None for a run of its own."""
+    """{"rerun_of": run} or {"sweep": folder, "point": name}; of an evaluation {"evaluates": run,
+    "version": of its weights} and {"served": [model, weights] of engine.url}; None for a run of its
+    own."""
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,11 @@ class WeightTransport(Enum):
     distributed = "distributed"
 
 
+class Api(Enum):
+    sglang = "sglang"
+    openai = "openai"
+
+
 class SandboxProvider(Enum):
     local = "local"
     docker = "docker"
@@ -312,6 +317,12 @@ class ParallelConfig:
 
 @dataclass
 class EngineConfig:
+    url: str | None = MISSING
+    """Server of somebody else that generates, for an evaluation; null: engines are started."""
+    api: Api = MISSING
+    """What engine.url speaks: sglang (token ids, log-probs) or openai (chat completions, text)."""
+    model: str | None = MISSING
+    """api openai: the model asked for; null: the only one that engine.url serves."""
     device: Device = MISSING
     """Where engines run."""
     nodes: int = MISSING
@@ -538,3 +549,8 @@ class RunConfig:
     """What survives a kill."""
     tracking: TrackingConfig = MISSING
     """Where metrics go."""
+
+    @property
+    def trains(self) -> bool:
+        """Whether it trains: an evaluation by itself is a run without steps."""
+        return self.steps > 0

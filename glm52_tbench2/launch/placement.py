@@ -17,12 +17,13 @@ def place(config: RunConfig, run_dir: Path) -> list[RoleSpec]:
     one that spans nodes with a part on each; driver, environment server and tracker are on
     cluster.driver_node. Only where nodes run out, as on one machine, do engines share those of the
     trainer, and parts of an engine a node. Where sandboxes are external, the driver talks to their
-    server, and there is none of ours.
+    server, and there is none of ours. An evaluation by itself has no trainer, and what engine.url
+    serves is no role.
     """
     return [
         *_env(config, run_dir),
-        *_engines(config, run_dir),
-        *_trainers(config, run_dir),
+        *(_engines(config, run_dir) if config.engine.url is None else ()),
+        *(_trainers(config, run_dir) if config.trains else ()),
         _driver(config, run_dir),
         *_tracker(config, run_dir),
     ]
@@ -95,7 +96,7 @@ def _engine_place(config: RunConfig, index: int, part: int) -> tuple[int, range]
     if engine.device is not Device.cuda:
         return node, range(0)
     # On a node that trains too, the ranks come first and the engines take the GPUs after them.
-    shared = node < trainer.nodes and trainer.device is Device.cuda
+    shared = config.trains and node < trainer.nodes and trainer.device is Device.cuda
     taken = trainer.gpus_per_node if shared else 0
     gpus = engine.gpus_per_engine // engine.nodes_per_engine
     first = taken + index % a_node * gpus

@@ -12,7 +12,16 @@ from ..config.errors import UserError
 from ..config.fabric import fabric_address
 from ..config.once import fact
 from ..config.paths import resolve
-from ..config.schema import Device, RunConfig, SandboxConfig, SandboxProvider, Scheduler, WandbMode
+from ..config.schema import (
+    Api,
+    Device,
+    RunConfig,
+    SandboxConfig,
+    SandboxProvider,
+    Scheduler,
+    WandbMode,
+)
+from ..engines import external
 from ..envs import providers
 from ..envs.dockerfile import read_recipe
 from ..envs.sandbox import SandboxError
@@ -43,11 +52,12 @@ def problems(config: RunConfig) -> list[str]:
         return cluster_problems(config)  # the rest would be told about the wrong machine
     return [
         *_name(config),
-        *limits.problems(config),
+        *(limits.problems(config) if config.trains else []),
+        *_endpoint(config),
         *(_machine(config) + _sandbox(config) if here else cluster_problems(config)),
         *_model(config),
         *_tasks(
-            config.data.train,
+            config.data.train if config.trains else None,
             config.data.eval,
             config.data.tasks_dir,
             config.sandbox.provider is SandboxProvider.local,
@@ -74,6 +84,26 @@ def _name(config: RunConfig) -> list[str]:
     ]
 
 
+def _endpoint(config: RunConfig) -> list[str]:
+    if config.engine.url is None:
+        return []
+    if not config.trains:
+        try:
+            external.served(config)
+        except UserError as error:
+            return [str(error)]
+        return []
+    if config.engine.api is Api.openai:
+        return [
+            "engine.api=openai returns no log-probs of its tokens, so it serves evaluations only; "
+            "write glm52 eval, or another engine=."
+        ]
+    return [
+        f"engine.url is {config.engine.url}, whose weights no trainer here can change, so it "
+        "serves evaluations only; write glm52 eval, or another engine=."
+    ]
+
+
 def _machine(config: RunConfig) -> list[str]:
     found = []
     try:
@@ -88,7 +118,7 @@ def _machine(config: RunConfig) -> list[str]:
             for port in ports
             if port is not None and not is_free(host, port)
         ]
-    if config.cluster.nodes != 1 or config.parallel.nodes != 1:
+    if config.cluster.nodes != 1 or (config.trains and config.parallel.nodes != 1):
         found.append(
             "cluster.scheduler=local runs on one node, but cluster.nodes is "
             f"{config.cluster.nodes} and parallel.nodes {config.parallel.nodes}; write 1 for both."
@@ -98,7 +128,8 @@ def _machine(config: RunConfig) -> list[str]:
 
 def _gpus(config: RunConfig) -> list[str]:
     here = len(list(Path("/dev").glob("nvidia[0-9]*")))
-    trainer = config.parallel.gpus_per_node if config.parallel.device is Device.cuda else 0
+    on_gpus = config.trains and config.parallel.device is Device.cuda
+    trainer = config.parallel.gpus_per_node if on_gpus else 0
     engines = (
         config.engine.num_engines * config.engine.gpus_per_engine
         if config.engine.device is Device.cuda
@@ -140,21 +171,20 @@ def _model(config: RunConfig) -> list[str]:
             f"model.path is {folder}, and there is no such folder; put the weights of "
             f"{config.model.name} there, or write model.path=FOLDER."
         ]
-    missing = [
-        name
-        for name in ("config.json", "tokenizer.json", "*.safetensors")
-        if not any(folder.glob(name))
-    ]
+    # Of what engine.url serves, only the tokenizer is needed here.
+    weights = ("config.json", "*.safetensors") if config.engine.url is None else ()
+    missing = [name for name in (*weights, "tokenizer.json") if not any(folder.glob(name))]
     if not missing:
         return []
     return [f"model.path, {folder}, holds no {' and no '.join(missing)}; copy the whole model."]
 
 
 @fact
-def _tasks(train: str, held_out: str, tasks_dir: str, local: bool) -> list[str]:
+def _tasks(train: str | None, held_out: str, tasks_dir: str, local: bool) -> list[str]:
+    """`train`: None: nothing is trained on, so any set may be played."""
     found: list[str] = []
     sets: list[TaskSet] = []
-    for name in (train, held_out):
+    for name in filter(None, (train, held_out)):
         try:
             sets.append(load_set(name))
         except UserError as error:
@@ -167,7 +197,7 @@ def _tasks(train: str, held_out: str, tasks_dir: str, local: bool) -> list[str]:
     try:
         suite = load_suite(resolve(tasks_dir))
         chosen = [select(suite, one.ids) for one in sets]
-        if not found:
+        if not found and len(chosen) == 2:
             check_leakage(*chosen)
         if local:
             for task in (task for tasks in chosen for task in tasks):
@@ -194,6 +224,8 @@ def disk(configs: Sequence[RunConfig]) -> list[str]:
 
 
 def _checkpoint_bytes(config: RunConfig) -> int:
+    if not config.trains:
+        return 0
     weights = sum(p.stat().st_size for p in resolve(config.model.path).glob("*.safetensors"))
     # A checkpoint holds weights, their float32 copy and two moments: at most 8 times 2 bytes a
     # parameter. One more than is kept exists while it is written, and the batches need room too.

@@ -81,7 +81,7 @@ class PlainProgress:
                 self._told[name] = role.started_at
                 self._print(f"{name} ready after {role.ready_s:.0f} s")
         for source, step in self._numbers.read_new():
-            if source == "eval":
+            if source == "eval" and self._numbers.steps:
                 self._print(held_out_line(self._numbers, step))
             elif source == "trainer" and step > self._step:
                 self._step = step
@@ -164,11 +164,14 @@ def _bars(numbers: RunNumbers, starting: bool, elapsed_s: float) -> Table:
     end = f"finished in {duration(elapsed_s)}" if finished else ""
     if left is not None and not finished:
         end = f"{duration(left)} left"
-    rows.add_row(
-        Text(f"step {numbers.trained}/{numbers.steps}"),
-        ProgressBar(max(numbers.steps, 1), numbers.trained, style="dim", complete_style="green"),
-        Text(end, "green" if finished else "dim"),
-    )
+    if numbers.steps:
+        rows.add_row(
+            Text(f"step {numbers.trained}/{numbers.steps}"),
+            ProgressBar(numbers.steps, numbers.trained, style="dim", complete_style="green"),
+            Text(end, "green" if finished else "dim"),
+        )
+    elif finished:
+        rows.add_row("", "", Text(end, "green"))
     phase = None if finished else numbers.phase()
     if phase is not None and phase.total:
         rows.add_row(

@@ -82,10 +82,9 @@ def open_for_resume(run_dir: Path, allow: bool) -> RunConfig:
     config = load_run_config(run_dir)
     started, history = load_identity(run_dir)
     if (run_dir / FINISHED_FILE).exists():
-        raise UserError(
-            f"{short(run_dir)} has finished all its {config.steps} steps; "
-            f"start a new run with {command('train')}."
-        )
+        done = f"finished all its {config.steps} steps" if config.trains else "been evaluated"
+        verb = "train" if config.trains else "eval"
+        raise UserError(f"{short(run_dir)} has {done}; start a new run with {command(verb)}.")
     differences, unheard = differing(config, started, history)
     if unheard and not allow:
         listed = "\n".join(f"  {line}" for line in unheard)

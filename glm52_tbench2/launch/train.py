@@ -13,7 +13,7 @@ from ..config.errors import UserError
 from ..config.fabric import fabric_address
 from ..config.paths import command, short
 from ..config.schema import RunConfig, Scheduler
-from . import preflight
+from . import evaluate, preflight
 from .heart import HEARTBEAT_FILE
 from .placement import place
 from .progress import shown
@@ -36,13 +36,17 @@ def train(config: RunConfig, follow: bool = False, origin: dict[str, Any] | None
     if config.cluster.scheduler is Scheduler.slurm:
         return slurm.train(config, origin)
     preflight.check(config)
-    run_dir = create(config, origin)
-    greeting = f"Run folder: {short(run_dir)}"
-    if first := (origin or {}).get("rerun_of"):
-        compared = command("verify", run_dir.parent / first, run_dir)
-        greeting += f"\nOnce it has finished, compare the two: {compared}"
-    with lock(run_dir) as lock_fd:
-        return _end(run_dir, _supervise(run_dir, config, lock_fd, follow, greeting))
+    return _new(config, origin, follow)
+
+
+def evaluated(config: RunConfig, origin: dict[str, Any]) -> int:
+    """Plays an evaluation to its end and prints its results; returns and raises as :func:`train`.
+
+    `config`, `origin`: see :func:`.evaluate.planned`.
+    """
+    preflight.check(config)
+    evaluate.check_room(config)
+    return _new(*evaluate.with_endpoint(config, origin), follow=False)
 
 
 def resume(run_dir: Path, allow: bool, follow: bool = False) -> int:
@@ -65,11 +69,22 @@ def go_on(run_dir: Path, allow: bool, follow: bool = False) -> Ended:
     with lock(run_dir) as lock_fd:
         config = open_for_resume(run_dir, allow)
         preflight.check(config)
+        evaluate.check_goes_on(run_dir, config)
         step = last_checkpoint(run_dir)
         begun = (run_dir / HEARTBEAT_FILE).exists()
         how = "goes on from its start" if begun else "starts"
         greeting = f"{short(run_dir)} {how if step is None else f'goes on after step {step}'}."
         return _supervise(run_dir, config, lock_fd, follow, greeting)
+
+
+def _new(config: RunConfig, origin: dict[str, Any] | None, follow: bool) -> int:
+    run_dir = create(config, origin)
+    greeting = f"Run folder: {short(run_dir)}"
+    if first := (origin or {}).get("rerun_of"):
+        compared = command("verify", run_dir.parent / first, run_dir)
+        greeting += f"\nOnce it has finished, compare the two: {compared}"
+    with lock(run_dir) as lock_fd:
+        return _end(run_dir, _supervise(run_dir, config, lock_fd, follow, greeting))
 
 
 def _supervise(
@@ -95,12 +110,7 @@ def _end(run_dir: Path, ended: Ended) -> int:
     if ended.code == 0:
         _finished(run_dir, Console())
         return 0
-    step = last_checkpoint(run_dir)
-    kept = "No checkpoint is complete yet" if step is None else f"Step {step} is safe"
-    told = (
-        f"{ended.text}\n{kept}, and no finished batch is lost. "
-        f"Go on with: {command('resume', run_dir)}"
-    )
+    told = f"{ended.text}\n{_kept(run_dir)} Go on with: {command('resume', run_dir)}"
     if ended.code == USER_ERROR:
         raise UserError(told)
     with suppress(OSError):  # after a hang-up nobody reads it
@@ -108,12 +118,24 @@ def _end(run_dir: Path, ended: Ended) -> int:
     return ended.code
 
 
+def _kept(run_dir: Path) -> str:
+    if not load_run_config(run_dir).trains:
+        return "No finished sample is lost."
+    step = last_checkpoint(run_dir)
+    kept = "No checkpoint is complete yet" if step is None else f"Step {step} is safe"
+    return f"{kept}, and no finished batch is lost."
+
+
 def _finished(run_dir: Path, console: Console) -> None:
     """Writes the report and prints the summary; a report that fails does not fail the run."""
+    from ..analysis.evaluation import evaluation
     from ..analysis.report import write_report
     from ..analysis.summary import summary
 
     console.print()
+    if not load_run_config(run_dir).trains:
+        console.print(Text(evaluation(run_dir)), soft_wrap=True)
+        return
     try:
         write_report(run_dir)
         console.print(Text(summary(run_dir)), soft_wrap=True)

@@ -103,6 +103,8 @@ class Sample:
     """Overlong penalty (<= 0) added to the reward before advantages are taken."""
     advantage: float = 0.0
     """Advantage of every generated token; 0 in an evaluation."""
+    counted_tokens: int | None = None
+    """Generated tokens as an endpoint counts them that returns text; in no column of a file."""
 
     @property
     def num_generated(self) -> int:
@@ -252,7 +254,7 @@ def from_table(table: pa.Table, step: int) -> list[Sample]:
         name: _rows(table[name]) if name in TOKEN_COLUMNS else table[name].to_pylist()
         for name in SCHEMA.names
     }
-    names = [f.name for f in fields(Sample)]
+    names = [f.name for f in fields(Sample) if f.name in columns]
     samples = []
     for row in zip(*(columns[name] for name in names), strict=True):
         values = dict(zip(names, row, strict=True))

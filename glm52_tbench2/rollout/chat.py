@@ -56,6 +56,7 @@ class ChatLayout:
 
         closing = self._split_special.match(self._answer)
         ends = [self._special[closing[0]]] if closing else []
+        self._end = ends or list(stop_token_ids[:1])
         self.stop_token_ids: list[int] = sorted({*ends, *stop_token_ids})
         """Ids at which the engine ends a turn."""
 
@@ -84,6 +85,10 @@ class ChatLayout:
         """
         ids = self._encode(self._answer, {_OBSERVATION: text})
         return ids[1:] if ids[:1] == [last_token] else ids
+
+    def turn(self, text: str, ended: bool) -> list[int]:
+        """Ids of a turn that is known as text alone, with the token that ends one if it `ended`."""
+        return [*self._plain(text), *(self._end if ended else [])]
 
     def text(self, ids: Sequence[int]) -> str:
         """What a turn says: its ids as text, without the token that ended it."""

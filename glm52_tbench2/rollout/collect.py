@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 from ..config.schema import RunConfig
 from . import schedule
@@ -17,6 +17,19 @@ from .episode import Limits
 from .groups import MAX_DRAWS, Judge, why
 from .outcome import has_verdict
 from .player import Player, RolloutError, Wanted
+
+
+class Keeper(Protocol):
+    """Who keeps the samples of an evaluation as they finish."""
+
+    def kept(self, group: int, index: int) -> Sample | None:
+        """One that is there already, and not played again."""
+
+    async def keep(self, sample: Sample) -> None:
+        """One has ended, with a verdict or after all attempts without."""
+
+    def lost(self, sample: Sample) -> None:
+        """One got no verdict; it may be tried again."""
 
 
 class Collector:
@@ -56,7 +69,7 @@ class Collector:
         return samples, self._player.cost("generate", perf_counter() - began)
 
     async def evaluation(
-        self, tasks: Sequence[str], step: int, version: int
+        self, tasks: Sequence[str], step: int, version: int, keeper: Keeper | None = None
     ) -> tuple[list[Sample], dict[str, float]]:
         """``eval.samples_per_task`` samples of each task, and their cost.
 
@@ -73,7 +86,7 @@ class Collector:
                 for index in range(each):
                     place = ("eval", task_id, index)
                     wanted = Wanted(step, group, index, task_id, place, version, phase="eval")
-                    running.add(asyncio.create_task(self._player.obtain(wanted, limits)))
+                    running.add(asyncio.create_task(self._evaluated(wanted, limits, keeper)))
             samples = list(await asyncio.gather(*running))
         judged = [s for s in samples if has_verdict(s.end_reason)]
         if not judged:
@@ -81,6 +94,18 @@ class Collector:
         stats = self._player.cost("eval", perf_counter() - began)
         stats["missing"] = len(samples) - len(judged)
         return sorted(judged, key=lambda s: (s.group, s.index)), stats
+
+    async def _evaluated(self, wanted: Wanted, limits: Limits, keeper: Keeper | None) -> Sample:
+        if keeper is None:
+            return await self._player.obtain(wanted, limits)
+        sample = keeper.kept(wanted.group, wanted.index)
+        if sample is not None:
+            self._player.progress.samples_done += 1
+            self._player.progress.reward_sum += sample.reward
+            return sample
+        sample = await self._player.obtain(wanted, limits, keeper.lost)
+        await keeper.keep(sample)
+        return sample
 
     def _next_draw(
         self, drawn: Iterator[tuple[int, str]], step: int, num_kept: int

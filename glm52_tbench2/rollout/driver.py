@@ -37,6 +37,8 @@ from .batch import (
 from .chat import ChatLayout
 from .collect import Collector
 from .endpoints import POLL_S, Endpoints
+from .evaluation import Evaluation
+from .external import ExternalEndpoints
 from .groups import Judge
 from .player import Player, RolloutError
 from .progress import Progress
@@ -148,8 +150,15 @@ class Driver:
         if not await self._wait_for(step, step):
             log.warning("evaluation after step %d is missing and its weights are gone", step)
             return
-        samples, stats = await self.collector.evaluation(self.eval_tasks, step, step)
-        write_batch(batch_path(self.run_dir, "eval", step), samples, self.identity, step, stats)
+        path = batch_path(self.run_dir, "eval", step)
+        if self.config.trains:
+            samples, stats = await self.collector.evaluation(self.eval_tasks, step, step)
+            write_batch(path, samples, self.identity, step, stats)
+        else:
+            alone = Evaluation(self.run_dir, self.config, self.identity, self.eval_tasks)
+            samples, stats = await alone.run(self.collector)
+            write_batch(path, samples, self.identity, step, stats)
+            alone.written()
         self._log_metrics("eval", step, samples, stats)
 
     async def _wait_for(self, version: int, step: int) -> bool:
@@ -210,7 +219,10 @@ async def drive(run_dir: Path) -> None:
     identity = load_identity(run_dir)[0].hash
     signals = Signals.from_env()
     chat = ChatLayout.load(resolve(config.model.path))
-    endpoints = Endpoints(config, signals)
+    external = config.engine.url is not None
+    endpoints = (
+        ExternalEndpoints(config, signals, chat) if external else Endpoints(config, signals)
+    )
     driver = Driver(run_dir, config, identity, endpoints, chat)
     # OpenEnv takes seconds to import: now, while the engines load, not in the first episode.
     importlib.import_module("glm52_tbench2.envs.wire")

@@ -7,6 +7,7 @@ from ..config.schema import RunConfig
 from ..config.signals import Signals
 from ..engines.client import EngineClient, EngineError
 from ..envs.client import EnvSession
+from .episode import Engine
 from .player import RolloutError
 
 POLL_S = 0.05
@@ -19,7 +20,7 @@ class Endpoints:
         self._config, self._signals = config, signals
         self._engines: dict[int, EngineClient] = {}
 
-    async def engine(self, number: int) -> EngineClient:
+    async def engine(self, number: int) -> Engine:
         """The client of engine `number` modulo their count, or of the next one that is ready.
 
         Ready are those that answer and serve no older weights than the others: one that was
@@ -43,7 +44,12 @@ class Endpoints:
         return await EnvSession.open(url, reset_timeout_s=sandbox.start_timeout_s)
 
     async def weights(self) -> int | None:
-        """The newest version every engine serves; None before the trainer's first push."""
+        """The newest version every engine serves; None before the trainer's first push.
+
+        Without a trainer the starting weights, version 0, are all there is.
+        """
+        if not self._config.trains:
+            return 0
         version = await self._get("weights/version")
         return None if version is None else int(version)
 

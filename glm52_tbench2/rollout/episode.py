@@ -6,7 +6,7 @@ of each observation. Generation stops the moment its tokens could no longer be t
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Protocol
@@ -15,7 +15,7 @@ import numpy as np
 
 from ..config.errors import UserError
 from ..config.schema import RunConfig
-from ..engines.client import EngineError, Generation
+from ..engines.client import EngineError, Generation, Message
 from ..envs.client import ExecResult, SandboxError
 from ..envs.client import Verdict as TestVerdict
 from .batch import Sample, Turn
@@ -41,6 +41,7 @@ class Engine(Protocol):
         stop_token_ids: list[int],
         seed: int,
         rid: str,
+        messages: Sequence[Message],
     ) -> Generation: ...
 
     async def abort(self, rid: str) -> None: ...
@@ -147,6 +148,9 @@ class _Play:
         self.episode, self.limits, self.chat, self.engine = episode, limits, chat, engine
         self.system_prompt = system_prompt
         self.tokens: list[int] = []
+        self.messages: list[Message] = []
+        """The same as text, for an endpoint that takes no token ids."""
+        self.counted_tokens: int | None = None
         self.logprobs: list[float] = []
         self.versions: list[int] = []
         self.turns: list[Turn] = []
@@ -197,6 +201,8 @@ class _Play:
     async def _take_turns(self, sandbox: Sandbox, instruction: str) -> EndReason:
         limits = self.limits
         self._append(self.chat.prompt(self.system_prompt, instruction))
+        self._say("system", self.system_prompt)
+        self._say("user", instruction)
         self.prompt_tokens = len(self.tokens)
         if self.prompt_tokens >= limits.max_session_tokens:
             raise UserError(
@@ -210,6 +216,7 @@ class _Play:
             if turn.finish == "length":
                 return EndReason.length if cap == limits.max_turn_tokens else EndReason.budget
             text = self.chat.text(self.tokens[turn.start : turn.end])
+            self._say("assistant", text)
             command = command_of(text)
             if command is None:
                 return EndReason.task_complete if is_complete(text) else EndReason.no_command
@@ -220,6 +227,7 @@ class _Play:
             if len(self.tokens) + len(answer) >= limits.max_session_tokens:
                 return EndReason.budget
             self._append(answer)
+            self._say("user", turn.observation)
         return EndReason.max_turns
 
     async def _generate(self, number: int, cap: int) -> Turn:
@@ -232,6 +240,7 @@ class _Play:
             stop_token_ids=self.chat.stop_token_ids,
             seed=self.episode.seed(number),
             rid=self.running,
+            messages=list(self.messages),
         )
         self.running = None
         start = len(self.tokens)
@@ -245,6 +254,8 @@ class _Play:
             )
         if not all(map(math.isfinite, out.logprobs)):
             raise _End(EndReason.engine, "the engine returned a log-prob that is not finite")
+        if out.counted_tokens is not None:
+            self.counted_tokens = (self.counted_tokens or 0) + out.counted_tokens
         self.tokens += out.output_ids
         self.logprobs += out.logprobs
         self.versions += out.versions
@@ -301,6 +312,9 @@ class _Play:
             raise _End(EndReason.verifier, f"{verdict.error or 'no reward'} (after {reason})")
         return float(verdict.reward)
 
+    def _say(self, role: str, content: str) -> None:
+        self.messages.append({"role": role, "content": content})
+
     def _append(self, ids: list[int]) -> None:
         self.tokens += ids
         self.logprobs += [0.0] * len(ids)
@@ -331,4 +345,5 @@ class _Play:
             verify_s=self.verify_s,
             total_s=total_s,
             error=error,
+            counted_tokens=self.counted_tokens,
         )

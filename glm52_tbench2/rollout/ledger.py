@@ -1,5 +1,7 @@
 """What fully asynchronous rollout must not forget: RUN/rollouts/ledger.jsonl and pending/.
 
+An evaluation by itself keeps its samples in the same way, in RUN/eval/.
+
 The ledger tells every sample that was started, lost or dropped and every batch; pending/ holds the
 samples that are finished and in no batch yet. A driver that is killed and started again plays only
 what was in flight, and knows what that cost.
@@ -19,6 +21,9 @@ from ..config.files import append_line, atomic_path
 from .batch import Sample, from_table, to_table
 from .outcome import EndReason, has_verdict
 
+COUNTED = "counted_tokens"
+"""Generated tokens as the endpoint counts them: a key of what files say beside their samples."""
+
 log = logging.getLogger(__name__)
 
 
@@ -37,9 +42,9 @@ class Left:
 class Ledger:
     """The books of one run's driver."""
 
-    def __init__(self, run_dir: Path, identity: str) -> None:
-        self._path = run_dir / "rollouts" / "ledger.jsonl"
-        self._pending = run_dir / "rollouts" / "pending"
+    def __init__(self, run_dir: Path, identity: str, kind: str = "rollouts") -> None:
+        self._path = run_dir / kind / "ledger.jsonl"
+        self._pending = run_dir / kind / "pending"
         self._identity = identity
         self._pending.mkdir(parents=True, exist_ok=True)
 
@@ -52,7 +57,10 @@ class Ledger:
     def keep(self, sample: Sample) -> None:
         """A sample is finished: it survives whatever happens to the driver."""
         # Not parquet, which takes four times as long for a single row.
-        table = to_table([sample]).replace_schema_metadata({"identity": self._identity})
+        facts = {"identity": self._identity}
+        if sample.counted_tokens is not None:
+            facts[COUNTED] = str(sample.counted_tokens)
+        table = to_table([sample]).replace_schema_metadata(facts)
         path = self._pending / f"{sample.group:06d}-{sample.index}.arrow"
         with (
             atomic_path(path) as temporary,
@@ -141,6 +149,8 @@ class Ledger:
                 if (table.schema.metadata or {}).get(b"identity") != self._identity.encode():
                     raise ValueError("it belongs to another run")
                 (sample,) = from_table(table, step=0)
+                if counted := table.schema.metadata.get(COUNTED.encode()):
+                    sample.counted_tokens = int(counted)
             except (pa.ArrowException, OSError, KeyError, ValueError) as error:
                 log.warning("%s is left out, and played again: %s", path, error)
                 path.unlink()

@@ -1,0 +1,92 @@
+"""Episodes on a server that somebody else runs (engine.url)."""
+
+import asyncio
+from collections.abc import Sequence
+from time import perf_counter
+
+from ..config.schema import RunConfig
+from ..config.signals import Signals
+from ..engines.client import Generation, Message
+from ..engines.external import ExternalOpenAi, client_of
+from .chat import ChatLayout
+from .endpoints import Endpoints
+from .episode import Engine
+from .player import RolloutError
+
+_POLL_S = 1.0
+
+
+class OpenAiEngine:
+    """An endpoint that takes and returns text, as an engine of an episode.
+
+    Its tokens are those of model.path's tokenizer, for lengths; their log-probs, which nobody
+    knows, are 0.
+    """
+
+    def __init__(self, client: ExternalOpenAi, chat: ChatLayout) -> None:
+        self._client, self._chat = client, chat
+
+    async def generate(
+        self,
+        input_ids: list[int],
+        *,
+        max_new_tokens: int,
+        temperature: float,
+        stop_token_ids: list[int],
+        seed: int,
+        rid: str,
+        messages: Sequence[Message],
+    ) -> Generation:
+        """As :meth:`glm52_tbench2.engines.client.EngineClient.generate`, from `messages`."""
+        reply = await self._client.chat(
+            messages, max_tokens=max_new_tokens, temperature=temperature, seed=seed, rid=rid
+        )
+        # Of a turn whose text is empty, say after hidden reasoning alone, the end is recorded.
+        ended = reply.finish == "stop" or not reply.text
+        ids = self._chat.turn(reply.text, ended)
+        return Generation(
+            output_ids=ids,
+            logprobs=[0.0] * len(ids),
+            finish=reply.finish,
+            versions=[0] * len(ids),
+            cached_tokens=0,
+            seconds=reply.seconds,
+            counted_tokens=reply.tokens,
+        )
+
+    async def abort(self, rid: str) -> None:
+        """As :meth:`glm52_tbench2.engines.openai.OpenAiClient.abort`."""
+        await self._client.abort(rid)
+
+
+class ExternalEndpoints(Endpoints):
+    """The environment of a job, and an engine that is not the job's."""
+
+    def __init__(self, config: RunConfig, signals: Signals, chat: ChatLayout) -> None:
+        super().__init__(config, signals)
+        self._client = client_of(config)
+        self._engine: Engine = (
+            OpenAiEngine(self._client, chat)
+            if isinstance(self._client, ExternalOpenAi)
+            else self._client
+        )
+
+    async def engine(self, number: int) -> Engine:
+        """The one there is, once it answers; it is waited for as long as engines of a run are.
+
+        Raises RolloutError.
+        """
+        deadline_s = self._config.cluster.deadlines.engine
+        began = perf_counter()
+        while self._client.failed and not await self._client.health():
+            if perf_counter() - began > deadline_s:
+                raise RolloutError(
+                    f"engine.url, {self._client.url}, did not answer within {deadline_s:g} s"
+                )
+            await asyncio.sleep(_POLL_S)
+        self._client.failed = False
+        return self._engine
+
+    async def close(self) -> None:
+        """Closes the connections to the endpoint."""
+        await self._client.close()
