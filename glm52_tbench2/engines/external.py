@@ -124,13 +124,16 @@ async def _openai(client: ExternalOpenAi, config: RunConfig) -> Served:
     names = [str(one["id"]) for one in models]
     if client.model is None:
         if len(names) != 1:
-            more = ", ..." if len(names) > _LISTED else ""
-            listed = ", ".join(names[:_LISTED]) + more if names else "none"
             raise UserError(
-                f"engine.url, {client.url}, serves {len(names)} models ({listed}); "
+                f"engine.url, {client.url}, serves {len(names)} models ({_listed(names)}); "
                 "write engine.model=NAME."
             )
         client.model = names[0]
+    if names and client.model not in names:  # some servers answer to any name
+        raise UserError(
+            f"engine.model is {client.model}, but engine.url, {client.url}, serves "
+            f"{_listed(names)}; write one of these."
+        )
     _check_room(client, config, [one for one in models if one["id"] == client.model])
     try:
         await client.chat(
@@ -183,6 +186,11 @@ async def _sglang(client: ExternalSglang, config: RunConfig) -> Served:
             "engine.api=openai, which needs none."
         )
     return Served(model, None if weights is None else str(weights))
+
+
+def _listed(names: list[str]) -> str:
+    more = [f"and {len(names) - _LISTED} more"] if len(names) > _LISTED else []
+    return ", ".join([*names[:_LISTED], *more]) or "none"
 
 
 def _complain_unreachable(client: HttpClient, error: Exception) -> None:

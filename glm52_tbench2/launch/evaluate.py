@@ -47,14 +47,14 @@ def planned(overrides: Sequence[str], run_dir: Path | None) -> tuple[RunConfig, 
     return config, origin
 
 
-def with_endpoint(config: RunConfig, origin: Origin) -> tuple[RunConfig, Origin]:
+def with_endpoint(config: RunConfig, origin: Origin | None) -> tuple[RunConfig, Origin | None]:
     """The same with what engine.url serves, which decides what is measured. Raises UserError."""
     if config.engine.url is None:
         return config, origin
     found = external.served(config)
     if config.engine.api is Api.openai:
         config = replace(config, engine=replace(config.engine, model=found.model))
-    return config, {**origin, "served": [found.model, found.weights]}
+    return config, {**(origin or {}), "served": [found.model, found.weights]}
 
 
 def check_goes_on(run_dir: Path, config: RunConfig) -> None:

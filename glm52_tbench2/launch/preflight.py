@@ -118,7 +118,7 @@ def _machine(config: RunConfig) -> list[str]:
             for port in ports
             if port is not None and not is_free(host, port)
         ]
-    if config.cluster.nodes != 1 or (config.trains and config.parallel.nodes != 1):
+    if config.cluster.nodes != 1 or config.parallel.nodes != 1:
         found.append(
             "cluster.scheduler=local runs on one node, but cluster.nodes is "
             f"{config.cluster.nodes} and parallel.nodes {config.parallel.nodes}; write 1 for both."

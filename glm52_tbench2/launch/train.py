@@ -46,7 +46,7 @@ def evaluated(config: RunConfig, origin: dict[str, Any]) -> int:
     """
     preflight.check(config)
     evaluate.check_room(config)
-    return _new(*evaluate.with_endpoint(config, origin), follow=False)
+    return _new(config, origin, follow=False)
 
 
 def resume(run_dir: Path, allow: bool, follow: bool = False) -> int:
@@ -72,12 +72,14 @@ def go_on(run_dir: Path, allow: bool, follow: bool = False) -> Ended:
         evaluate.check_goes_on(run_dir, config)
         step = last_checkpoint(run_dir)
         begun = (run_dir / HEARTBEAT_FILE).exists()
-        how = "goes on from its start" if begun else "starts"
+        again = "goes on from its start" if config.trains else "goes on with the samples it has"
+        how = again if begun else "starts"
         greeting = f"{short(run_dir)} {how if step is None else f'goes on after step {step}'}."
         return _supervise(run_dir, config, lock_fd, follow, greeting)
 
 
 def _new(config: RunConfig, origin: dict[str, Any] | None, follow: bool) -> int:
+    config, origin = evaluate.with_endpoint(config, origin)
     run_dir = create(config, origin)
     greeting = f"Run folder: {short(run_dir)}"
     if first := (origin or {}).get("rerun_of"):

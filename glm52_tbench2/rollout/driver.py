@@ -220,9 +220,7 @@ async def drive(run_dir: Path) -> None:
     signals = Signals.from_env()
     chat = ChatLayout.load(resolve(config.model.path))
     external = config.engine.url is not None
-    endpoints = (
-        ExternalEndpoints(config, signals, chat) if external else Endpoints(config, signals)
-    )
+    endpoints = ExternalEndpoints(config, signals, chat) if external else Endpoints(config, signals)
     driver = Driver(run_dir, config, identity, endpoints, chat)
     # OpenEnv takes seconds to import: now, while the engines load, not in the first episode.
     importlib.import_module("glm52_tbench2.envs.wire")

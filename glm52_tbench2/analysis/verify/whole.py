@@ -287,7 +287,7 @@ def _checkpoints(found: Findings) -> None:
         if folder not in complete
     ]
     steps = [int(folder.name.removeprefix("step_")) for folder in complete]
-    if run.state == "finished" and run.config.steps not in steps:
+    if run.state == "finished" and run.config.trains and run.config.steps not in steps:
         found.problems.append(f"checkpoints/step_{run.config.steps:06d} is missing")
     found.counted["checkpoints"] = (
         f"after step {', '.join(map(str, steps))}" if steps else "none complete"
