@@ -8,6 +8,7 @@ import pytest
 from glm52_tbench2 import cli
 
 LEAVES = [
+    "eval",
     "resume",
     "rerun",
     "verify",

@@ -8,6 +8,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from ..analysis.run_files import RunFiles
 from ..config.compose import checked, compose, explain, load_run_config, to_yaml
 from ..config.errors import UserError
 from ..config.identity import load_identity
@@ -94,6 +95,11 @@ def check_room(config: RunConfig) -> None:
 def _of_run(run_dir: Path, overrides: Sequence[str]) -> RunConfig:
     """The config of a run with knobs changed; groups are of conf/, which it may not come from."""
     config = load_run_config(run_dir)
+    if RunFiles.open(run_dir).state == "running":
+        raise UserError(
+            f"{short(run_dir)} is running, and removes the weights that it has replaced; stop it "
+            f"with {command('stop', run_dir)}, or write model.path=FOLDER of a copy."
+        )
     groups = {path.name for path in CONF.iterdir() if path.is_dir()}
     for override in overrides:
         name, equals, _ = override.partition("=")

@@ -11,7 +11,7 @@ from glm52_tbench2.config.identity import EXCLUDED
 def knobs() -> set[str]:
     """Every leaf of the schema, and every server argument that a config of ours sets."""
     found = set()
-    for engine in ("balanced", "low_latency", "cpu"):
+    for engine in ("balanced", "low_latency", "cpu", "external"):
         for name, value in leaves(compose([f"engine={engine}"])).items():
             found |= {f"{name}.{key}" for key in value} if isinstance(value, dict) else {name}
     return found | set(leaves(compose([])))
@@ -43,6 +43,7 @@ def test_every_entry_decides_on_a_knob() -> None:
         ("seed", Effect.training),
         ("steps", Effect.training),
         ("parallel.tensor", Effect.speed),
+        ("engine.url", Effect.measured),
         ("engine.server_args.watchdog-timeout", Effect.speed),
         ("engine.server_args.kv-cache-dtype", Effect.training),
         ("cluster.deadlines.env", Effect.cosmetic),

@@ -145,7 +145,7 @@ def test_what_is_served_is_found_out(endpoint):
 def test_an_endpoint_without_a_list_needs_the_models_name(endpoint):
     endpoint.models = 404
     assert served(config(endpoint, "engine.model=other")) == Served("other", None)
-    with pytest.raises(UserError, match="write engine.model=NAME"):
+    with pytest.raises(UserError, match=r"write engine\.model=NAME"):
         served(config(endpoint))
 
 

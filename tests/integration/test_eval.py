@@ -102,7 +102,7 @@ def test_another_server_of_the_model_scores_the_same_to_the_bit_also_when_killed
         ),
         stdout=subprocess.DEVNULL,
     )
-    pending = "*/eval/pending/*.parquet"
+    pending = "*/eval/pending/*.arrow"
     wait_until(lambda: len(list(tmp_path.glob(pending))) >= 3, "three samples")
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -123,7 +123,7 @@ def test_another_server_of_the_model_scores_the_same_to_the_bit_also_when_killed
 def test_chat_completions_of_that_server_are_the_same_policy(
     own: tuple[Path, str], server: str, tmp_path: Path
 ) -> None:
-    """Its template, sampling and stop tokens are then the project's own: seed for seed, the same."""
+    """Its template, sampling and stop tokens are the project's own here: seed for seed."""
     said = run(
         "eval", *OVERRIDES, f"runs_dir={tmp_path}",
         "engine=external", "engine.api=openai", f"engine.url={server}/v1",

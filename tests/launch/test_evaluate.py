@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 
 import pytest
 
@@ -56,6 +57,13 @@ def test_the_newest_weights_of_a_run_are_evaluated_by_its_config(run_dir):
     assert (config.eval.samples_per_task, config.data.eval) == (7, "mini/mini8")
     assert origin == {"evaluates": "some-run", "version": 4}
     assert preflight.problems(config) == []
+
+
+def test_weights_that_may_go_meanwhile_are_not_evaluated(run_dir):
+    beat = {"phase": "running", "time": time.time()}
+    (run_dir / "heartbeat.json").write_text(json.dumps(beat))
+    with pytest.raises(UserError, match="is running"):
+        planned(run=run_dir)
 
 
 @pytest.mark.parametrize(
