@@ -21,8 +21,8 @@ usage: glm52 VERB [...]
   train --dry-run [OVERRIDES] the job Slurm would get, and each node's roles;
                               with -m a sweep's points, jobs and problems
   eval [OVERRIDES] [--run RUN]
-                              evaluate model.path, a run's newest weights or, with
-                              engine=external, an endpoint: reward, pass@k
+                              reward and pass@k of model.path, of a run's newest
+                              weights or, with engine=external, of an endpoint
   resume RUN [--allow]        go on with a run from its last complete checkpoint
   rerun RUN [--allow]         run the same once more, in a new folder beside it
   verify RUN [OTHER]          are its files whole; is OTHER the same, to the bit

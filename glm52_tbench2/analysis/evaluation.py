@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 
+from ..config.pass_at_k import PASS, ks
 from ..config.paths import command, short
-from .pass_at_k import PASS, ks, over_tasks
+from .pass_at_k import over_tasks
 from .run_files import Row, RunFiles
 from .stats import mean_interval
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..analysis.pass_at_k import PASS, ks, pass_at_k
 from ..config.files import append_line, atomic_write_bytes
+from ..config.pass_at_k import PASS, ks, pass_at_k
 from ..config.schema import RunConfig
 from .batch import Sample
 from .collect import Collector

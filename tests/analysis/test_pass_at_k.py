@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glm52_tbench2.analysis.pass_at_k import ks, over_tasks, pass_at_k
+from glm52_tbench2.analysis.pass_at_k import over_tasks
+from glm52_tbench2.config.pass_at_k import ks, pass_at_k
 
 
 @st.composite
