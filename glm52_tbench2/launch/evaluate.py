@@ -13,7 +13,7 @@ from ..config.compose import checked, compose, explain, load_run_config, to_yaml
 from ..config.errors import UserError
 from ..config.identity import load_identity
 from ..config.paths import CONF, command, resolve, short
-from ..config.schema import Api, RunConfig, Scheduler, WandbMode
+from ..config.schema import Api, RunConfig, Scheduler, WandbMode, WeightTransport
 from ..engines import external
 from ..engines.weights import to_serve
 from ..tasks.sets import load_set
@@ -34,6 +34,11 @@ def planned(overrides: Sequence[str], run_dir: Path | None) -> tuple[RunConfig, 
     else:
         config = _of_run(run_dir, overrides)
         folder, version = to_serve(config, run_dir.resolve())
+        if not version and config.engine.transport is not WeightTransport.disk:
+            raise UserError(
+                f"{short(run_dir)} keeps its weights in no folder that an engine can load "
+                f"(engine.transport={config.engine.transport.name}); write model.path=FOLDER."
+            )
         config = replace(config, model=replace(config.model, path=str(folder)))
         origin = {"evaluates": run_dir.resolve().name, "version": version}
     config = replace(
@@ -41,6 +46,8 @@ def planned(overrides: Sequence[str], run_dir: Path | None) -> tuple[RunConfig, 
         name=f"{config.name}-eval",
         steps=0,
         eval=replace(config.eval, every=1),
+        # Engines load their weights once, and from a folder.
+        engine=replace(config.engine, transport=WeightTransport.disk),
         tracking=replace(config.tracking, wandb=WandbMode.disabled),
     )
     if config.cluster.scheduler is not Scheduler.local:

@@ -59,6 +59,13 @@ def test_the_newest_weights_of_a_run_are_evaluated_by_its_config(run_dir):
     assert preflight.problems(config) == []
 
 
+def test_weights_that_lie_in_no_folder_are_not_taken_for_the_starting_ones(run_dir):
+    shutil.rmtree(run_dir / "weights")
+    assert planned(run=run_dir)[1]["version"] == 0
+    with pytest.raises(UserError, match="keeps its weights in no folder"):
+        planned("engine.transport=distributed", run=run_dir)
+
+
 def test_weights_that_may_go_meanwhile_are_not_evaluated(run_dir):
     beat = {"phase": "running", "time": time.time()}
     (run_dir / "heartbeat.json").write_text(json.dumps(beat))
