@@ -66,17 +66,18 @@ class Endpoints:
     async def _connected(self, index: int) -> EngineClient | None:
         url = await self._get(f"engine/{index}")
         client = self._engines.get(index)
-        if client is not None and (client.url != url or client.failed):
-            del self._engines[index]
-            await client.close()
+        if client is not None and url is not None and client.url != url:
+            await self._engines.pop(index).close()
             client = None
-        if client is None and url is not None:
-            client = EngineClient(url, self._config.engine.request_timeout_s)
-            if not await self._serves_the_newest(client):
-                await client.close()
-                return None
-            self._engines[index] = client
-        return client
+        if url is None:
+            return None
+        if client is None:
+            client = self._engines[index] = EngineClient(url, self._config.engine.request_timeout_s)
+            client.failed = True  # until it has said what it serves
+        # Requests of others may still run on one that failed once: it is asked, not closed.
+        if client.failed and await self._serves_the_newest(client):
+            client.failed = False
+        return None if client.failed else client
 
     async def _serves_the_newest(self, client: EngineClient) -> bool:
         newest = await self.weights()

@@ -104,7 +104,8 @@ def test_an_engine_is_used_once_it_serves_the_weights_of_the_others(config, sign
         asyncio.run(visit())
 
 
-def test_an_engine_that_failed_is_asked_for_its_weights_again(config, signals):
+def test_an_engine_that_failed_is_asked_for_its_weights_and_kept(config, signals):
+    """Other requests may run on its connections: they must not end with the one that failed."""
     endpoints = Endpoints(config, signals)
 
     async def visit() -> None:
@@ -112,7 +113,13 @@ def test_an_engine_that_failed_is_asked_for_its_weights_again(config, signals):
         signals.publish("engine/0", url)
         client = await endpoints.engine(0)
         client.failed = True
-        assert await endpoints.engine(0) is not client
+        assert await endpoints.engine(0) is client
+        assert not client.failed
+        signals.publish("weights/version", "1")
+        client.failed = True
+        with pytest.raises(RolloutError, match="not ready"):
+            await endpoints.engine(0)
+        signals.withdraw("weights/version")
         await endpoints.close()
 
     with engine("0") as url:
