@@ -41,13 +41,17 @@ def atomic_write_bytes(path: Path, data: bytes) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Appends a line to `path` in a single write, so that those of several processes never mix."""
+    """Appends a line to `path` in a single write, so that those of several processes never mix.
+
+    Raises OSError when the disk has no room for all of it.
+    """
     data = f"{line}\n".encode()
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         size = os.fstat(fd).st_size
         if size and os.pread(fd, 1, size - 1) != b"\n":  # a kill cut the last line short
             data = b"\n" + data
-        os.write(fd, data)
+        while data:  # a disk that fills up takes a part first, and refuses the rest
+            data = data[os.write(fd, data) :]
     finally:
         os.close(fd)

@@ -21,11 +21,15 @@ class Tbench2Client(EnvClient[Tbench2Action, Tbench2Observation, Tbench2State]):
         return action.model_dump(exclude={"metadata"})
 
     def _parse_result(self, payload: dict[str, Any]) -> StepResult[Tbench2Observation]:
-        seen = payload.get("observation", {})
+        seen = payload.get("observation")
+        if not isinstance(seen, dict) or "output" not in seen:
+            raise ValueError("the answer holds no observation")  # rather than an empty one
         reward, done = payload.get("reward"), bool(payload.get("done", False))
         # Only what the contract knows: a newer server may say more.
         known = {name: seen[name] for name in _FIELDS & seen.keys()}
         return StepResult(Tbench2Observation(**known, reward=reward, done=done), reward, done)
 
     def _parse_state(self, payload: dict[str, Any]) -> Tbench2State:
+        if "step_count" not in payload:
+            raise ValueError("the answer holds no state")
         return Tbench2State(**payload)

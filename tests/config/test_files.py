@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from glm52_tbench2.config import metrics_log
-from glm52_tbench2.config.files import atomic_path, atomic_write_bytes
+from glm52_tbench2.config.files import append_line, atomic_path, atomic_write_bytes
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path):
@@ -29,6 +29,23 @@ def test_a_kill_in_the_middle_leaves_no_half_file(tmp_path):
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == -9
     assert not (tmp_path / "f").exists()
+
+
+def test_a_line_for_which_there_is_no_room_is_told(tmp_path):
+    """A disk takes the part of a line that it has room for; so does this limit of a file's size."""
+    path = tmp_path / "lines"
+    code = (
+        "import resource; from pathlib import Path\n"
+        "from glm52_tbench2.config.files import append_line\n"
+        f"append_line(Path({str(path)!r}), 'first')\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20, 20))\n"
+        f"try: append_line(Path({str(path)!r}), 'second' * 10)\n"
+        "except OSError: print('told')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "told\n", done.stderr
+    append_line(path, "third")
+    assert path.read_text().splitlines()[::2] == ["first", "third"]
 
 
 def test_the_last_record_of_a_step_counts_and_a_half_line_is_left_out(tmp_path):

@@ -1,6 +1,7 @@
 """The client against servers that answer as OpenEnv's tbench2 environment has, over time."""
 
 import asyncio
+import json
 import socket
 import threading
 import time
@@ -9,6 +10,7 @@ from contextlib import closing
 
 import pytest
 import uvicorn
+from websockets.asyncio.server import ServerConnection, serve
 
 from glm52_tbench2.envs.client import EnvSession, SandboxError
 from glm52_tbench2.envs.core import ConcurrencyConfig, Environment, create_fastapi_app
@@ -116,5 +118,47 @@ def test_a_late_answer_never_reaches_the_next_question(upstream: str) -> None:
         with pytest.raises(SandboxError):
             await session.exec("ls", 60.0)
         await session.close()
+
+    asyncio.run(episode())
+
+
+GARBAGE = [
+    "no JSON",
+    '{"type": "observation", "data": {"obser',
+    "{}",
+    "[]",
+    "7",
+    '{"type": "observation"}',
+    '{"type": "observation", "data": {}}',
+    '{"type": "observation", "data": []}',
+    '{"type": "observation", "data": {"observation": null}}',
+    '{"type": "observation", "data": {"observation": {}}}',
+    '{"type": "observation", "data": {"observation": {"output": [1]}}}',
+]
+GOOD = {
+    "state": {"type": "state", "data": Tbench2State().model_dump()},
+    "reset": {"type": "observation", "data": {"observation": {"output": "", "instruction": "Do."}}},
+    "step": {"type": "observation", "data": {"observation": {"output": "done"}}},
+}
+
+
+@pytest.mark.parametrize("spoiled", GOOD)
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_garbage_is_a_failure_of_the_sandbox_never_an_empty_answer(
+    spoiled: str, garbage: str
+) -> None:
+    async def answer(connection: ServerConnection) -> None:
+        async for question in connection:
+            kind = json.loads(question)["type"]
+            if kind != "close":
+                await connection.send(garbage if kind == spoiled else json.dumps(GOOD[kind]))
+
+    async def episode() -> None:
+        async with serve(answer, "127.0.0.1", 0) as server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            with pytest.raises(SandboxError):
+                session = await EnvSession.open(url)
+                assert await session.reset("any") == "Do."
+                assert (await session.exec("ls", 5.0)).output == "done"
 
     asyncio.run(episode())
