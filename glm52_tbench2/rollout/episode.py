@@ -156,6 +156,8 @@ class _Play:
         self.turns: list[Turn] = []
         self.prompt_tokens = 0
         self.start_s = self.verify_s = 0.0
+        self.clock = asyncio.timeout(None)
+        """The wall clock of the turns."""
         self.running: str | None = None
         """Request id of the generation in flight."""
 
@@ -192,7 +194,7 @@ class _Play:
         """Turns until the policy's end, within the wall clock."""
         began = perf_counter()
         try:
-            async with asyncio.timeout(self.limits.episode_timeout_s):
+            async with asyncio.timeout(self.limits.episode_timeout_s) as self.clock:
                 return await self._take_turns(sandbox, instruction)
         except TimeoutError:
             await self._blame_for_timeout(perf_counter() - began)
@@ -275,17 +277,28 @@ class _Play:
         return turn
 
     async def _execute(self, sandbox: Sandbox, turn: Turn, command: str) -> None:
-        limit = self.limits.command_timeout_s
+        """Runs a command, at most as long as the wall clock says. Raises TimeoutError then.
+
+        The sandbox itself ends the command: one that does not answer by then is lost, and not
+        taken for a policy that was slow.
+        """
+        now, ends_at = asyncio.get_running_loop().time, self.clock.when()
+        assert ends_at is not None
+        limit = min(self.limits.command_timeout_s, max(ends_at - now(), 1e-3))
         turn.command = command
         began = perf_counter()
+        self.clock.reschedule(None)
         try:
             result = await sandbox.exec(command, limit)
         finally:
             turn.exec_s = perf_counter() - began
+            self.clock.reschedule(ends_at)
         turn.exit_code = result.exit_code
         turn.observation = observation_of(
             result.output, self.limits.observation_chars, limit if result.timed_out else None
         )
+        if now() >= ends_at:
+            raise TimeoutError
 
     async def _blame_for_timeout(self, elapsed: float) -> None:
         """Raises _End when the wall clock ran out on the engine's account, not the policy's."""

@@ -92,7 +92,10 @@ class ScriptedEngine:
 
 @dataclass
 class ScriptedSandbox:
-    """Answers commands from a function, and the verdict from a value or a function."""
+    """Answers commands from a function, and the verdict from a value or a function.
+
+    A command that is Slow is killed at its time limit, as a real sandbox does.
+    """
 
     outputs: Callable[[str], Any] = lambda command: f"ran {command}"
     verdict: Any = 1.0
@@ -109,7 +112,11 @@ class ScriptedSandbox:
 
     async def exec(self, command: str, timeout_s: float) -> ExecResult:
         self.commands.append(command)
-        reply = await self._reply(self.outputs(command))
+        reply = self.outputs(command)
+        if isinstance(reply, Slow) and reply.seconds > timeout_s:  # killed by the sandbox itself
+            await asyncio.sleep(timeout_s)
+            reply = ExecResult(output="", exit_code=None, timed_out=True, seconds=timeout_s)
+        reply = await self._reply(reply)
         if isinstance(reply, ExecResult):
             return reply
         return ExecResult(output=reply, exit_code=0, timed_out=False, seconds=0.0)

@@ -145,6 +145,32 @@ def test_the_wall_clock_scores_zero_without_a_verdict(chat):
     assert sandbox.evaluations == 0 and sandbox.closed == 1
 
 
+@pytest.mark.parametrize("max_turns", [1, 2])
+def test_a_command_gets_what_is_left_of_the_wall_clock(chat, max_turns):
+    given = []
+
+    class Told(ScriptedSandbox):
+        async def exec(self, command, timeout_s):
+            given.append(timeout_s)
+            return await super().exec(command, timeout_s)
+
+    limits = replace(LIMITS, episode_timeout_s=0.4, max_turns=max_turns)
+    sample, _, _ = run(chat, [bash("sleep 9"), "x"], Told(lambda c: HANG), limits)
+    assert sample.end_reason == "timeout" and 0 < given[0] <= 0.4
+
+
+def test_a_sandbox_that_hangs_until_the_wall_clock_is_to_blame_for_it(chat):
+    """Its client gives a sandbox some time beyond the command's limit, then calls it lost."""
+
+    class Hung(ScriptedSandbox):
+        async def exec(self, command, timeout_s):
+            await asyncio.sleep(timeout_s + 0.3)
+            raise SandboxError("exec: no answer")
+
+    sample, _, _ = run(chat, [bash("ls")], Hung(), replace(LIMITS, episode_timeout_s=0.2))
+    assert sample.end_reason == "sandbox" and math.isnan(sample.reward)
+
+
 def test_a_slow_turn_is_the_policys_and_its_request_is_aborted(chat):
     limits = replace(LIMITS, episode_timeout_s=0.2)
     sample, engine, _ = run(chat, [bash("ls"), HANG], limits=limits)
