@@ -88,6 +88,7 @@ def render(run: RunFiles) -> str:
         end_totals=[(one, facts.end_counts[one.name]) for one in end_layers],
         num_samples=facts.end_counts.total(),
         lost=sorted(facts.lost.items()),
+        events=run.events(),
         times=times,
         time_totals=_time_totals(time_layers),
         eval_columns=columns,

@@ -1,6 +1,7 @@
 """A run folder, read as it is: running, finished or killed, whole or damaged."""
 
 import json
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from ..config.schema import RunConfig
 IDENTITY_FILE = "identity.json"
 FINISHED_FILE = "finished"
 HEARTBEAT_FILE = "heartbeat.json"
+_ROUTINE = re.compile(r"\S+ (ready after .*|finished)|the run ended with exit code 0")
 # The supervisor beats every 10 s; a machine under load may be late.
 HEARTBEAT_LOST_S = 60.0
 
@@ -96,8 +98,20 @@ class RunFiles:
             return "stopped"
         beat = self._json(HEARTBEAT_FILE, "whether the run is alive is unknown")
         alive = beat.get("phase") in ("starting", "running", "stopping")
-        recent = time.time() - beat.get("time", 0.0) < HEARTBEAT_LOST_S
+        # Either way: a clock may be set back.
+        recent = abs(time.time() - beat.get("time", 0.0)) < HEARTBEAT_LOST_S
         return "running" if alive and recent else "stopped"
+
+    def events(self) -> list[tuple[str, str]]:
+        """When and what the supervisors noted, save what every healthy run has; oldest first."""
+        found = []
+        for log in self.path.glob("logs/supervisor*.log"):
+            for line in log.read_text(errors="replace").splitlines():
+                day, _, rest = line.partition(" ")
+                at, _, text = rest.partition(" ")
+                if text and not _ROUTINE.fullmatch(text):
+                    found.append((f"{day} {at}", text))
+        return sorted(found, key=lambda event: event[0])
 
     def steps(self, kind: str) -> list[int]:
         """Steps that have a file; `kind` is rollouts, train or eval."""

@@ -138,7 +138,10 @@ class Supervisor:
                 hint = f" The disk that holds {self._run_dir} is full." if full else ""
                 ended = self._settled(Ended(1, f"The supervisor failed: {error}.{hint}"))
             self._phase = "finished" if ended.code == 0 else "stopped"
-            self._tell(f"the run ended with exit code {ended.code}", show=False)
+            why = (ended.text.splitlines() or [""])[0].partition(" The end of ")[0]
+            self._tell(
+                f"the run ended with exit code {ended.code}{': ' if why else ''}{why}", show=False
+            )
             self._stop_every_node(Order(False, ended.code, ended.text, ended.again))
             self._heart.last(self.roles, self._signals, self._facts)
         return ended
@@ -146,6 +149,8 @@ class Supervisor:
     # --- the job ---------------------------------------------------------------------------
 
     def _run(self) -> Ended:
+        if self._log.exists():
+            self._tell("the run goes on", show=False)
         self._start_all()
         while True:
             if self._interrupts.asked is not None:
@@ -436,11 +441,15 @@ class Supervisor:
 
     def _tell(self, text: str, show: bool = True) -> None:
         """Notes an event in this node's log and, if `show`, tells the watcher."""
-        name = "supervisor" if self._peers.head else f"supervisor-{self._peers.node}"
-        with suppress(OSError), (self._run_dir / "logs" / f"{name}.log").open("a") as log:
+        with suppress(OSError), self._log.open("a") as log:
             log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
         if show:
             self._watcher.event(text)
+
+    @property
+    def _log(self) -> Path:
+        name = "supervisor" if self._peers.head else f"supervisor-{self._peers.node}"
+        return self._run_dir / "logs" / f"{name}.log"
 
     @property
     def _facts(self) -> dict[str, Any]:

@@ -204,6 +204,34 @@ def test_lost_samples_are_counted(finished_run: Path) -> None:
     assert re.search(r"replaced/sandbox</td><td class=\"n\">5<", page_of(finished_run))
 
 
+def test_what_happened_to_roles_is_told_on_every_node_and_routine_is_not(
+    write_run: Callable[..., Path],
+) -> None:
+    run_dir = write_run(2)
+    logs = run_dir / "logs"
+    logs.mkdir()
+    (logs / "supervisor.log").write_text(
+        "2026-01-02 10:00:00 env ready after 8 s\n"
+        "2026-01-02 10:03:00 driver ended with <signal> SIGKILL; restarted, 1 of 3\n"
+        "2026-01-02 10:05:00 trainer-0 finished\n"
+        "2026-01-02 10:06:00 the run ended with exit code 1: The disk is full.\n"
+        "2026-01-02 10:07:00 the ru"
+    )
+    (logs / "supervisor-1.log").write_text("2026-01-02 10:02:00 env ended; restarted, 1 of 3\n")
+    told = html.unescape(section(page_of(run_dir), "events"))
+    rows = re.findall(r"<tr><td>(.*?)</td><td>(.*?)</td></tr>", told)
+    assert rows == [
+        ("2026-01-02 10:02:00", "env ended; restarted, 1 of 3"),
+        ("2026-01-02 10:03:00", "driver ended with <signal> SIGKILL; restarted, 1 of 3"),
+        ("2026-01-02 10:06:00", "the run ended with exit code 1: The disk is full."),
+        ("2026-01-02 10:07:00", "the ru"),
+    ]
+
+
+def test_a_run_to_which_nothing_happened_says_so(finished_run: Path) -> None:
+    assert "nothing was restarted" in section(page_of(finished_run), "events")
+
+
 def test_a_steps_time_is_shared_out_and_the_rest_is_idle(finished_run: Path) -> None:
     run = RunFiles.open(finished_run)
     times, step = gather(run).times, 7  # the step after an evaluation

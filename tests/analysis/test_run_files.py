@@ -102,6 +102,7 @@ def test_an_unreadable_identity_is_a_warning(run_dir: Path) -> None:
         ("running", 5, "running"),
         ("starting", 5, "running"),
         ("running", 600, "stopped"),
+        ("running", -3600, "stopped"),  # the clock was set back since
         ("stopped", 5, "stopped"),
     ],
 )

@@ -177,6 +177,17 @@ def test_a_role_that_dies_while_starting_fails_the_run_at_once(tmp_path):
     assert recorder.events == []
 
 
+def test_the_log_says_why_a_run_ended_and_that_it_goes_on(tmp_path):
+    supervise(tmp_path, [worker("import sys; sys.exit(2 - bool(print('steps is 0.')))")])
+    supervise(tmp_path, [worker("")])
+    lines = (tmp_path / "logs" / "supervisor.log").read_text().splitlines()
+    assert [line[20:] for line in lines if "the run" in line] == [
+        "the run ended with exit code 2: steps is 0.",
+        "the run goes on",
+        "the run ended with exit code 0",
+    ]
+
+
 def test_a_command_that_does_not_exist_is_named(tmp_path):
     from glm52_tbench2.launch.roles import Policy, RoleSpec
 
