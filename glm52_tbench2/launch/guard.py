@@ -1,6 +1,6 @@
 """Stands between the supervisor and one role, so that neither leaves processes behind.
 
-    python -I -S guard.py GRACE_S COMMAND [ARGUMENT ...]
+    python -I -S guard.py GRACE_S SCRATCH COMMAND [ARGUMENT ...]
 
 Standard input is the lifeline, a pipe whose other end only the supervisor holds.
 
@@ -9,6 +9,8 @@ Standard input is the lifeline, a pipe whose other end only the supervisor holds
 - SIGTERM: the role gets SIGTERM, and GRACE_S seconds later everything is killed.
 - The lifeline closes, because the supervisor wants it or was itself killed: everything is
   killed at once.
+
+However it ends, the folder SCRATCH, the role's own, is removed then; empty: it has none.
 
 Uses the standard library alone and skips site-packages: one of these runs for each role, so
 it starts in milliseconds and then sleeps.
@@ -104,7 +106,7 @@ def _kill_all(statuses: dict[int, int]) -> None:
         time.sleep(0.01)
 
 
-def main(grace_s: float, command: list[str]) -> int:
+def main(grace_s: float, scratch: str, command: list[str]) -> int:
     """Runs `command` to its end and returns the exit code described above."""
     adopt_orphans()
     woken, wake = os.pipe()
@@ -134,9 +136,13 @@ def main(grace_s: float, command: list[str]) -> int:
             kill_at = time.monotonic() + grace_s
             os.kill(role, signal.SIGTERM)
     _kill_all(statuses)
+    if scratch:
+        import shutil  # takes longer to import than all the rest, and few roles have one
+
+        shutil.rmtree(scratch, ignore_errors=True)
     code = statuses.get(role, KILLED)
     return code if code >= 0 else 128 - code
 
 
 if __name__ == "__main__":
-    os._exit(main(float(sys.argv[1]), sys.argv[2:]))
+    os._exit(main(float(sys.argv[1]), sys.argv[2], sys.argv[3:]))

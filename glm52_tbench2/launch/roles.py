@@ -68,7 +68,7 @@ class RoleSpec:
     port: int | None = None
     """A server's fixed port; None: a free one."""
     scratch: Path | None = None
-    """Folder it makes outside of the run folder; removed when it has ended."""
+    """Folder it makes outside of the run folder; removed when it has ended, however that was."""
     numbered: bool = False
     """Several of the kind may run, so its name carries the index."""
     part: int = 0
@@ -184,7 +184,10 @@ class RoleProcess:
                 log.flush()
                 self._log_start = self._echoed = log.tell()
                 self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", guard.__file__, str(GRACE_S), *command],
+                    [
+                        *(sys.executable, "-I", "-S", guard.__file__, str(GRACE_S)),
+                        *(str(self.spec.scratch or ""), *command),
+                    ],
                     stdin=ours,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -245,7 +248,7 @@ class RoleProcess:
 
     def _clean_up(self) -> None:
         self.kill()  # for the lifeline's end that is ours
-        if self.spec.scratch is not None:
+        if self.spec.scratch is not None:  # its guard did, unless it was killed
             shutil.rmtree(self.spec.scratch, ignore_errors=True)
 
     def last_lines(self, count: int = 12) -> list[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from glm52_tbench2.launch import guard
 from glm52_tbench2.launch.run_folder import lock
 
 from . import scripted
@@ -307,6 +308,22 @@ def test_a_roles_folder_elsewhere_is_removed_with_it(tmp_path):
     assert not scratch.exists()
 
 
+def test_a_roles_folder_elsewhere_is_removed_after_a_killed_supervisor_too(tmp_path):
+    """Its guard, whose lifeline then closes, does it."""
+    scratch = tmp_path / "scratch"
+    makes = f"import pathlib, time; pathlib.Path({str(scratch)!r}).mkdir(); time.sleep(600)"
+    ours, theirs = os.pipe()
+    guarded = subprocess.Popen(
+        [sys.executable, guard.__file__, "8", str(scratch), sys.executable, "-c", makes],
+        stdin=ours,
+    )
+    os.close(ours)
+    wait_until(scratch.exists)
+    os.close(theirs)
+    guarded.wait(WORK_S)
+    assert not scratch.exists()
+
+
 def test_a_role_that_ignores_being_asked_is_killed(tmp_path, mark, monkeypatch):
     monkeypatch.setattr("glm52_tbench2.launch.roles.GRACE_S", 0.5)
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + scripted.SERVER
@@ -334,8 +351,8 @@ def test_killing_a_guard_leaves_nothing_beside_the_roles_next_start(background, 
     assert process.stdout.readline() == "ready\n"
     wait_until(lambda: len(marked(mark)) >= 6)
     before = {p.pid for p in marked(mark)} - {process.pid}
-    (guard,) = psutil.Process(process.pid).children()
-    guard.kill()
+    (its_guard,) = psutil.Process(process.pid).children()
+    its_guard.kill()
     wait_until(lambda: len({p.pid for p in marked(mark)} - before) >= 5)
     assert not {p.pid for p in marked(mark)} & before
 
@@ -345,26 +362,26 @@ def test_the_folder_stays_locked_until_the_last_role_of_a_killed_supervisor_is_g
 ):
     process = background(("worker", "import time; time.sleep(600)"))
     assert process.stdout.readline() == "ready\n"
-    (guard,) = psutil.Process(process.pid).children()
-    guard.suspend()
+    (its_guard,) = psutil.Process(process.pid).children()
+    its_guard.suspend()
     try:
         process.kill()
         process.wait()
         with (tmp_path / ".lock").open() as file, pytest.raises(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     finally:
-        guard.resume()
+        its_guard.resume()
     with lock(tmp_path):
-        assert gone(guard)
+        assert gone(its_guard)
 
 
 def test_killing_the_guard_and_the_supervisor_at_once_ends_the_role(background, mark):
     process = background(("worker", f"import time; time.sleep(600) #{mark}"))
     assert process.stdout.readline() == "ready\n"
     wait_until(lambda: len(marked(mark)) >= 2)
-    (guard,) = psutil.Process(process.pid).children()
+    (its_guard,) = psutil.Process(process.pid).children()
     process.send_signal(signal.SIGSTOP)
-    guard.kill()
+    its_guard.kill()
     process.kill()
     wait_until(lambda: not marked(mark))
 
