@@ -34,7 +34,7 @@ class RunNumbers:
         self.metrics: dict[str, dict[int, dict[str, float]]] = {}
         self._run_dir = run_dir
         self._offset = 0
-        self._made = time.time()
+        self._before = self._progress()
         self._step_times: list[tuple[int, float]] = []
         self.read_new()  # of a run that goes on
         self._step_times.clear()
@@ -70,17 +70,24 @@ class RunNumbers:
     def phase(self) -> Phase | None:
         """What the driver is doing; None when it has not said so since this was made."""
         try:
-            content = json.loads((self._run_dir / PROGRESS_FILE).read_text())
-            if content["time"] < self._made:
+            text = self._progress()
+            if text == self._before:
                 return None
+            content = json.loads(text)
             return Phase(
                 str(content["phase"]),
                 int(content["step"]),
                 int(content["samples_done"]),
                 int(content["samples_total"]),
             )
-        except (OSError, ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError):
             return None
+
+    def _progress(self) -> str:
+        try:
+            return (self._run_dir / PROGRESS_FILE).read_text()
+        except OSError:
+            return ""
 
     @property
     def trained(self) -> int:

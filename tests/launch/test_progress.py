@@ -94,21 +94,24 @@ def test_the_time_left_follows_the_pace_of_the_steps(tmp_path):
     assert numbers.seconds_left() == pytest.approx(20 * 10 + 40, abs=5)
 
 
-def test_progress_left_by_an_earlier_life_of_the_run_is_not_shown(tmp_path):
+@pytest.mark.parametrize("later_s", [100, -3600])
+def test_progress_left_by_an_earlier_life_of_the_run_is_not_shown(tmp_path, later_s):
+    """Also when the clock was set back since."""
     record = {"phase": "eval", "step": 3, "samples_done": 1, "samples_total": 2}
     path = tmp_path / "progress.json"
     path.write_text(json.dumps({**record, "time": time.time() - 100}))
     numbers = RunNumbers(tmp_path, 24)
     assert numbers.phase() is None
-    path.write_text(json.dumps({**record, "time": time.time() + 100}))
+    path.write_text(json.dumps({**record, "time": time.time() + later_s}))
     assert numbers.phase().done == 1
 
 
 def test_nothing_trains_while_a_role_is_starting(tmp_path):
     record = {"phase": "wait", "step": 0, "samples_done": 0, "samples_total": 0}
-    (tmp_path / "progress.json").write_text(json.dumps({**record, "time": time.time() + 100}))
+    numbers = RunNumbers(tmp_path, 24)
+    (tmp_path / "progress.json").write_text(json.dumps({**record, "time": time.time()}))
     console = Console(file=io.StringIO(), width=90, force_terminal=True, color_system=None)
-    with LiveProgress(RunNumbers(tmp_path, 24), console, "smoke-1") as progress:
+    with LiveProgress(numbers, console, "smoke-1") as progress:
         progress.tick([role(tmp_path, "driver", State.ready), role(tmp_path, "engine")])
         start = console.file.getvalue()
         progress._drawn = 0.0
