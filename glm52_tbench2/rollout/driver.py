@@ -40,6 +40,7 @@ from .endpoints import POLL_S, Endpoints
 from .evaluation import Evaluation
 from .external import ExternalEndpoints
 from .groups import Judge
+from .ledger import Ledger
 from .player import Player, RolloutError
 from .progress import Progress
 from .stats import eval_metrics, rollout_metrics
@@ -103,7 +104,9 @@ class Driver:
     async def _stream(self) -> None:
         there = [step for step in range(1, self.config.steps + 1) if self._have("rollouts", step)]
         missing = [step for step in range(1, self.config.steps + 1) if step not in there]
+        batches = {step: self._groups(step) for step in there}
         if not missing:
+            Ledger(self.run_dir, self.identity).left(batches)  # of one killed just before its end
             return
         stream = Stream(
             self.run_dir,
@@ -117,7 +120,7 @@ class Driver:
         self.progress.enter("wait", missing[0])
         while (version := await self.endpoints.weights()) is None:
             await asyncio.sleep(POLL_S)
-        stream.open(missing[0], {step: self._groups(step) for step in there}, version)
+        stream.open(missing[0], batches, version)
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(stream.run(tasks.create_task))
             for step in range(missing[0], self.config.steps + 1):

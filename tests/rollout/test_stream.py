@@ -1,6 +1,7 @@
 """Fully asynchronous rollout against a scripted trainer, engines and sandboxes."""
 
 import asyncio
+import itertools
 import json
 import random
 from collections import Counter
@@ -16,6 +17,7 @@ from glm52_tbench2.rollout import player as player_module
 from glm52_tbench2.rollout import stream as stream_module
 from glm52_tbench2.rollout.batch import batch_path, read_info
 from glm52_tbench2.rollout.driver import Driver
+from glm52_tbench2.rollout.ledger import Ledger
 from glm52_tbench2.rollout.player import RolloutError
 
 from .fakes import SandboxError
@@ -142,6 +144,48 @@ def test_a_driver_killed_again_and_again_loses_only_what_was_in_flight(
     assert all(starts[place] == 1 + ends[place] for place in starts)
     told = metrics_log.read(tmp_path)["driver"].values()
     assert sum(m.get("rollout/replaced/driver", 0) for m in told) == sum(ends.values())
+
+
+class Kill(BaseException):
+    """kill -9, as far as files can tell."""
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("nth", [1, 3])
+@pytest.mark.parametrize(
+    "moment",
+    [(Ledger, "keep"), (Ledger, "batch"), (Driver, "_write"), (Driver, "_log_metrics"),
+     (Ledger, "forget")],
+    ids=lambda moment: moment[1],
+)  # fmt: skip
+def test_a_kill_between_any_two_files_leaves_the_books_right(
+    tmp_path, chat, monkeypatch, moment, nth, after
+):
+    """Before and after each write; the third is the run's last, or one in the midst of samples."""
+    owner, name = moment
+    original, calls = getattr(owner, name), itertools.count(1)
+
+    def dying(*args: Any) -> Any:
+        mine = next(calls) == nth
+        if mine and not after:
+            raise Kill
+        found = original(*args)
+        if mine:
+            raise Kill
+        return found
+
+    given = config(steps=3)
+    given.eval.every = 0
+    monkeypatch.setattr(owner, name, dying)
+    with pytest.raises(Kill):
+        drive(SlowTrainer(tmp_path, chat), given)
+    monkeypatch.setattr(owner, name, original)
+    drive(SlowTrainer(tmp_path, chat), given)
+    check_batches(tmp_path, 3, None)
+    assert not list((tmp_path / "rollouts" / "pending").iterdir())
+    lost = sum(e["event"] == "lost" for e in ledger(tmp_path))
+    told = metrics_log.read(tmp_path)["driver"].values()
+    assert sum(m.get("rollout/replaced/driver", 0) for m in told) == lost
 
 
 def test_a_lost_sandbox_costs_its_sample_alone(tmp_path, chat):
