@@ -9,6 +9,7 @@ from markupsafe import escape
 
 from glm52_tbench2.analysis.run_files import RunFiles
 from glm52_tbench2.analysis.verify import verify_one
+from glm52_tbench2.config.schema import Mode
 
 Place = tuple[int, int]
 """Group and index of a sample."""
@@ -24,30 +25,34 @@ class Check:
 
 
 def checks(run_dir: Path) -> list[Check]:
-    """Of a run that has finished."""
+    """Of a run that has finished; in synchronous mode there is no ledger to look at."""
     run = RunFiles.open(run_dir)
     batches = {
         step: [(row["group"], row["index"]) for row in run.rows("rollouts", step, _PLACE)]
         for step in run.steps("rollouts")
     }
-    ledger = _ledger(run_dir)
     told: list[str] = []
     code = verify_one(run_dir, told.append)
-    pending = list((run_dir / "rollouts" / "pending").iterdir())
-    return [
+    found = [
         Check("glm52 verify says that it is whole", "" if code == 0 else "; ".join(told)),
         Check("each step's batch is complete", _incomplete(run, batches)),
         Check("no group is in two batches", _twice(batches)),
-        Check("each sample started is in a batch, lost or dropped", _lost_track(ledger, batches)),
-        Check("the metrics count what the ledger lost", _miscounted(run, ledger)),
-        Check("nothing waits for a batch any more", ", ".join(path.name for path in pending)),
-        Check("the report names what happened", _untold(run_dir, ledger)),
+        Check("the report names what happened", _untold(run)),
     ]
+    if run.config.rollout.mode is Mode.fully_async:
+        ledger = _ledger(run_dir)
+        pending = list((run_dir / "rollouts" / "pending").iterdir())
+        found += [
+            Check("each sample started is in a batch, lost or dropped", _lost(ledger, batches)),
+            Check("the metrics count what the ledger lost", _miscounted(run, ledger)),
+            Check("nothing waits for a batch any more", ", ".join(path.name for path in pending)),
+        ]
+    return found
 
 
-def lost(run_dir: Path) -> Counter[str]:
-    """Reason -> samples that were played again."""
-    return Counter(entry["reason"] for entry in _ledger(run_dir) if entry["event"] == "lost")
+def lost(run: RunFiles) -> Counter[str]:
+    """Reason -> samples that were played again, as the metrics have it."""
+    return _counted(run, "rollout/replaced/")
 
 
 _PLACE = ("group", "index")
@@ -80,7 +85,7 @@ def _twice(batches: dict[int, list[Place]]) -> str:
     return ", ".join(f"group {group}" for group, times in count.items() if times > 1)
 
 
-def _lost_track(ledger: list[dict], batches: dict[int, list[Place]]) -> str:
+def _lost(ledger: list[dict], batches: dict[int, list[Place]]) -> str:
     """Follows every sample from its start to its end."""
     playing: set[Place] = set()
     taken: dict[int, list[int]] = {}
@@ -112,23 +117,25 @@ def _lost_track(ledger: list[dict], batches: dict[int, list[Place]]) -> str:
 
 
 def _miscounted(run: RunFiles, ledger: list[dict]) -> str:
-    wanted = Counter(
-        {"lost": "rollout/replaced/", "dropped": "rollout/dropped/"}[entry["event"]]
-        + entry["reason"]
-        for entry in ledger
-        if entry["event"] in ("lost", "dropped")
-    )
+    for event, prefix in (("lost", "rollout/replaced/"), ("dropped", "rollout/dropped/")):
+        wanted = Counter(entry["reason"] for entry in ledger if entry["event"] == event)
+        if (found := _counted(run, prefix)) != wanted:
+            return f"{event}: {dict(found)}, not {dict(wanted)}"
+    return ""
+
+
+def _counted(run: RunFiles, prefix: str) -> Counter[str]:
     found: Counter[str] = Counter()
     for metrics in run.metrics.get("driver", {}).values():
         for name, value in metrics.items():
-            if name.startswith(("rollout/replaced/", "rollout/dropped/")) and value:
-                found[name] += int(value)
-    return "" if found == wanted else f"{dict(found)}, not {dict(wanted)}"
+            if name.startswith(prefix) and value:
+                found[name.removeprefix(prefix)] += int(value)
+    return found
 
 
-def _untold(run_dir: Path, ledger: list[dict]) -> str:
-    page = (run_dir / "report.html").read_text()
-    names = {f"replaced/{entry['reason']}" for entry in ledger if entry["event"] == "lost"}
-    log = (run_dir / "logs" / "supervisor.log").read_text().splitlines()
+def _untold(run: RunFiles) -> str:
+    page = (run.path / "report.html").read_text()
+    names = {f"replaced/{reason}" for reason in lost(run)}
+    log = (run.path / "logs" / "supervisor.log").read_text().splitlines()
     names |= {line[20:] for line in log if "restarted," in line or "starts again" in line}
     return "; ".join(sorted(name for name in names if str(escape(name)) not in page))

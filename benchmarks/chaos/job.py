@@ -53,7 +53,6 @@ class Job:
     def __enter__(self) -> "Job":
         self._start("train", *self._overrides, f"runs_dir={self.runs_dir}")
         self._watching.start()
-        self.wait_until(lambda: len(self._ready()) == len(ROLES), "every role ready")
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -89,6 +88,10 @@ class Job:
         """What the supervisor has noted."""
         log = self.run_dir / "logs" / "supervisor.log"
         return log.read_text().splitlines() if log.exists() else []
+
+    def wait_until_ready(self) -> None:
+        """Until every role was ready once: the end of one that never was fails the run."""
+        self.wait_until(lambda: len(self._ready()) == len(ROLES), "every role ready")
 
     def resume(self) -> None:
         self._start("resume", str(self.run_dir))
@@ -128,7 +131,7 @@ class Job:
             )
 
     def _ready(self) -> set[str]:
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):  # there is no run folder yet
             return {event.split()[2] for event in self.events if " ready after " in event}
         return set()
 
