@@ -77,7 +77,7 @@ def kill(job: Job, victim: str, tell: Tell) -> None:
         if time.monotonic() > until:
             break
         time.sleep(0.1)
-    tell(f"killed {victim} at step {job.steps + 1}: {'; '.join(news) or 'nothing is noted'}")
+    tell(f"killed {victim} after {job.steps} batches: {'; '.join(news) or 'nothing is noted'}")
 
 
 def sandboxes(
@@ -93,7 +93,7 @@ def sandboxes(
                 if proxy.struck.total() > seen:
                     seen = proxy.struck.total()
                     told = ", ".join(f"{n} {kind}" for kind, n in sorted(proxy.struck.items()))
-                    tell(f"spoiled {told} up to step {job.steps + 1}")
+                    tell(f"spoiled {told} in {job.steps} batches")
             code = job.ended()
         found = ended(job, code, tell)
         replaced = lost(RunFiles.open(job.run_dir))
@@ -122,7 +122,7 @@ def disk(folder: Path, seed: int, steps: int, overrides: Sequence[str], tell: Te
         job.wait_until(lambda: job.steps >= step, f"the batch of step {step}")
         time.sleep(rng.uniform(0, 3))
         small.fill()
-        tell(f"filled the disk at step {job.steps + 1}")
+        tell(f"filled the disk after {job.steps} batches")
         code = job.ended()
         sentence = re.search(r"[^\n]*\bfull\b[^\n]*", job.said)
         tell(f"exit code {code}: {sentence[0] if sentence else job.said[-300:]}")
@@ -150,7 +150,7 @@ def slow_disk(
         while job.alive:
             seconds = 0.0 if seconds else rng.uniform(0.2, 1.0)
             controls.disk(seconds)
-            tell(f"fsync and rename take {seconds:.1f} s more at step {job.steps + 1}")
+            tell(f"fsync and rename take {seconds:.1f} s more after {job.steps} batches")
             _sleep(job, rng.uniform(5, 15))
         return [
             *ended(job, job.ended(), tell),
@@ -169,7 +169,7 @@ def clock(folder: Path, seed: int, steps: int, overrides: Sequence[str], tell: T
         while job.alive:
             hours += 1 if hours < 0 else -1 if hours > 0 else rng.choice([1, -1])
             controls.clock(hours * 3600)
-            tell(f"the clock is {hours:+} h off at step {job.steps + 1}")
+            tell(f"the clock is {hours:+} h off after {job.steps} batches")
             _sleep(job, rng.uniform(3, 8))
         return [
             *ended(job, job.ended(), tell),
