@@ -33,6 +33,7 @@ from .ports import is_free
 from .slurm.limits import cluster_problems
 
 _GIB = 2**30
+_SERVICES = (SandboxProvider.daytona, SandboxProvider.external)
 
 
 def check(config: RunConfig) -> None:
@@ -54,7 +55,9 @@ def problems(config: RunConfig) -> list[str]:
         *_name(config),
         *(limits.problems(config) if config.trains else []),
         *_endpoint(config),
-        *(_machine(config) + _sandbox(config) if here else cluster_problems(config)),
+        *(_machine(config) if here else cluster_problems(config)),
+        # A job's nodes make its local sandboxes; a service can be asked from here.
+        *(_sandbox(config) if here or config.sandbox.provider in _SERVICES else []),
         *_model(config),
         *_tasks(
             config.data.train if config.trains else None,

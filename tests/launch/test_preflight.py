@@ -8,7 +8,7 @@ import pytest
 
 from glm52_tbench2.config.compose import compose
 from glm52_tbench2.config.errors import UserError
-from glm52_tbench2.config.schema import Device, SandboxProvider, WandbMode
+from glm52_tbench2.config.schema import Device, SandboxProvider, Scheduler, WandbMode
 from glm52_tbench2.launch import preflight
 from glm52_tbench2.tasks.sets import load_set
 
@@ -41,6 +41,15 @@ def test_the_reference_without_slurm_names_the_small_experiment_in_one_sentence(
     assert "experiment=smoke" in problem
     assert "sbatch" in problem
     assert "\n" not in problem
+
+
+@pytest.mark.parametrize("scheduler", Scheduler)
+def test_a_sandbox_service_is_asked_before_anything_is_queued(smoke, monkeypatch, scheduler):
+    monkeypatch.delenv("DAYTONA_API_KEY", raising=False)
+    monkeypatch.setattr(preflight, "cluster_problems", lambda config: [])
+    monkeypatch.setattr(shutil, "which", lambda name, *a, **k: f"/usr/bin/{name}")
+    smoke.cluster.scheduler, smoke.sandbox.provider = scheduler, SandboxProvider.daytona
+    assert "DAYTONA_API_KEY" in only_problem(smoke)
 
 
 def test_without_bubblewrap_the_answer_says_what_to_install(tmp_path):
