@@ -1,13 +1,13 @@
 """Requests to an engine over HTTP, each sent once."""
 
 import asyncio
-import json
 from collections.abc import Mapping
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
+import orjson
 
 CONNECT_TIMEOUT_S = 5.0
 """Longest wait for a connection, seconds."""
@@ -96,24 +96,28 @@ class HttpClient:
         refusable: bool,
     ) -> Any:
         began = perf_counter()
+        # A long conversation takes the standard library ten times as long, and nobody else runs.
+        data = None if body is None else orjson.dumps(body)
         while True:
             try:
                 async with self._open().request(
                     method,
                     self.url + path,
-                    json=body,
+                    data=data,
+                    headers={"Content-Type": "application/json"},
                     timeout=aiohttp.ClientTimeout(timeout_s, sock_connect=CONNECT_TIMEOUT_S),
                 ) as response:
-                    text = await response.text()
+                    answer = await response.read()
                     if refusable and response.status == 400:
                         return REFUSED
                     if response.status != 200:
+                        text = self._without_key(answer.decode(errors="replace"))
                         raise EngineError(
-                            f"{self.url}{path}: {response.status} {self._without_key(text)[:300]}",
+                            f"{self.url}{path}: {response.status} {text[:300]}",
                             response.status,
                             _seconds(response.headers.get("Retry-After")),
                         )
-                    return _decoded(text)
+                    return _decoded(answer)
             except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
                 if perf_counter() - began > self._retry_s:
                     raise EngineError(f"{self.url}{path}: no connection ({error})") from error
@@ -137,11 +141,11 @@ class HttpClient:
         return text if self._key is None else text.replace(self._key, "(key)")
 
 
-def _decoded(text: str) -> Any:
+def _decoded(answer: bytes) -> Any:
     try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text
+        return orjson.loads(answer)
+    except orjson.JSONDecodeError:
+        return answer.decode(errors="replace")
 
 
 def _seconds(told: str | None) -> float | None:
