@@ -1,5 +1,6 @@
 """Client of one SGLang server: token ids in; token ids, log-probs and weight versions out."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -84,8 +85,14 @@ class EngineClient(HttpClient):
             ) from error
 
     async def abort(self, rid: str) -> None:
-        """Ends the request `rid`: its `generate` returns with finish "abort". Unknown: nothing."""
+        """Ends the request `rid`: its `generate` returns with finish "abort". Unknown: nothing.
+
+        Raises EngineError, too, for an engine that is paused until it gets its weights: it answers,
+        but no request of it was going to end.
+        """
         await self._call("POST", "/abort_request", {"rid": rid})
+        if await self.weight_version() is None:
+            raise EngineError(f"{self.url} waits for weights, and generates nothing meanwhile")
 
     async def pause(self, mode: PauseMode) -> None:
         """Stops generating; requests wait, with their KV cache (in_place) or without (retract)."""
@@ -160,7 +167,10 @@ class EngineClient(HttpClient):
             raise ValueError("tokens and weight versions do not match")
         return Generation(
             output_ids=output_ids,
-            logprobs=[logprob for logprob, *_ in logprobs][: len(output_ids)],
+            # JSON has no NaN, and SGLang writes null.
+            logprobs=[math.nan if logprob is None else logprob for logprob, *_ in logprobs][
+                : len(output_ids)
+            ],
             finish=finish,
             versions=versions,
             cached_tokens=meta["cached_tokens"],

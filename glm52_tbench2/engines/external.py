@@ -72,6 +72,10 @@ class ExternalSglang(_Guarded, EngineClient):
         super().__init__(url, timeout_s, key=key)
         self._weights: str | None = None
 
+    async def abort(self, rid: str) -> None:
+        """As its base, of a server that may call its weights what it likes."""
+        await self._call("POST", "/abort_request", {"rid": rid})
+
     def _versions(self, meta: Mapping[str, Any], num_tokens: int) -> list[int]:
         for span in meta.get("weight_versions") or ():
             told = str(span["version"])

@@ -58,9 +58,9 @@ class HttpClient:
 
     async def close(self) -> None:
         """Closes connections; requests in flight fail."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
 
     async def __aenter__(self) -> Self:
         return self

@@ -34,17 +34,20 @@ class Admission:
         order: BatchOrder,
         max_waiting: int,
         next_step: int = 1,
+        there: Collection[int] = (),
         done: Collection[int] = (),
     ) -> None:
         """
         Args:
             max_waiting: batches that may wait for the trainer, besides the one it trains.
             next_step: the first step without a batch.
+            there: steps that have a batch.
             done: numbers of groups that batches hold or filters dropped.
         """
         self.step = next_step
         """The step whose batch comes next."""
         self._size, self._steps, self._staleness = groups_per_batch, steps, max_staleness
+        self._there = frozenset(there)
         self._in_order, self._max_waiting = order is BatchOrder.in_order, max_waiting
         self._done = set(done)
         self._groups: dict[int, _Group] = {}
@@ -69,10 +72,7 @@ class Admission:
 
     def may_start(self, version: int) -> bool:
         """Whether one more group may start while every engine serves `version`."""
-        used = (self.step - 1) * self._size + len(self._groups)
-        most = self._steps * self._size
-        if self._staleness is not None:
-            most = min(most, (version + 1 + self._staleness) * self._size)
+        used, most = len(self._groups), self._places(self._due(version))
         # One that a driver before this one left unfinished: those that finished wait for it.
         if self._in_order and self._next < max(self._groups, default=0):
             return used < most
@@ -124,6 +124,11 @@ class Admission:
         """Last step whose batch may hold the group."""
         return self._groups[number].due
 
+    def _places(self, last: int) -> int:
+        """Places in the batches that are still to be made, up to step `last`."""
+        steps = range(self.step, min(last, self._steps) + 1)
+        return self._size * sum(step not in self._there for step in steps)
+
     def _due(self, version: int) -> int:
         return NEVER if self._staleness is None else version + 1 + self._staleness
 
@@ -147,7 +152,7 @@ class Admission:
         owed: dict[int, int] = {}
         for due in {group.due for group in self._groups.values()} - {NEVER}:
             by_then = sum(group.due <= due for group in self._groups.values())
-            owed[due] = max(0, by_then - (due - self.step) * self._size)
+            owed[due] = max(0, by_then - max(0, self._places(due) - self._size))
         chosen: list[int] = []
         for number in sorted(
             (n for n, group in self._groups.items() if group.finished is not None),

@@ -105,6 +105,12 @@ class Driver:
         there = [step for step in range(1, self.config.steps + 1) if self._have("rollouts", step)]
         missing = [step for step in range(1, self.config.steps + 1) if step not in there]
         batches = {step: self._groups(step) for step in there}
+        if missing:
+            self.progress.enter("wait", missing[0])
+            version = await self._first_weights()
+            for step in [step for step in missing if step <= version]:
+                log.warning("step %d has no batch and is trained: nothing to do", step)
+                missing.remove(step)
         if not missing:
             Ledger(self.run_dir, self.identity).left(batches)  # of one killed just before its end
             return
@@ -117,14 +123,11 @@ class Driver:
             self.judge,
             self.endpoints,
         )
-        self.progress.enter("wait", missing[0])
-        while (version := await self.endpoints.weights()) is None:
-            await asyncio.sleep(POLL_S)
         stream.open(missing[0], batches, version)
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(stream.run(tasks.create_task))
             for step in range(missing[0], self.config.steps + 1):
-                if step in there:
+                if step not in missing:
                     stream.skip()
                     continue
                 # Its batch is held back meanwhile, so that the weights stay what is measured.
@@ -133,6 +136,12 @@ class Driver:
                 await asyncio.to_thread(self._write, step, samples, stats)
                 stream.written(samples)
             running.cancel()
+
+    async def _first_weights(self) -> int:
+        """The version that engines serve, once they serve one."""
+        while (version := await self.endpoints.weights()) is None:
+            await asyncio.sleep(POLL_S)
+        return version
 
     def _groups(self, step: int) -> set[int]:
         """Numbers of the groups that the batch of `step` holds."""

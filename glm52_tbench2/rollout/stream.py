@@ -96,6 +96,7 @@ class Stream:
             rollout.batch_order,
             rollout.max_waiting_batches,
             next_step,
+            batches.keys(),
             left.dropped.union(*batches.values()),
         )
         for number, samples in sorted(left.samples.items()):
@@ -206,6 +207,7 @@ class Stream:
     def _drop(self, samples: Sequence[Sample], cause: str) -> None:
         self._ledger.dropped(samples, cause)
         self._books.drop(samples[0].group)
+        self._may_take.set()  # a batch may have waited for this one
         self._dropped_since += 1
         wanted = self._config.rollout.prompts_per_step
         if self._dropped_since >= (MAX_DRAWS - 1) * wanted:

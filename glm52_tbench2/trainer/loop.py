@@ -179,6 +179,10 @@ class TrainingLoop:
             if self.rank == 0:
                 seen = self._look_for(path)
             dist.broadcast_object_list(seen, src=0)
+            if not seen[0] and self.step < self.recorded:
+                # The driver has found it damaged, and makes it anew of these weights.
+                self.recorded = self.step
+                self._push()
             if seen[1]:
                 self._save()
             if seen[2]:
@@ -205,7 +209,8 @@ class TrainingLoop:
             restarted = False
             if time.monotonic() > look:
                 restarted, look = self._engine_restarted(), time.monotonic() + _LOOK_S
-            if found or wanted or restarted or time.monotonic() > until:
+            gone = not found and self.step < self.recorded
+            if found or wanted or restarted or gone or time.monotonic() > until:
                 return [found, wanted, restarted]
             time.sleep(_POLL_S)
 

@@ -22,6 +22,7 @@ def runs(draw):
         "most_running": draw(st.integers(1, 20)),
         "drop": draw(st.sampled_from([0.0, 0.3])),
         "kill": draw(st.sampled_from([0.0, 0.05])),
+        "there": frozenset(draw(st.sets(st.integers(2, STEPS - 1), max_size=3))),
         "seed": draw(st.integers(0, 10**6)),
     }
 
@@ -29,7 +30,11 @@ def runs(draw):
 class Run:
     """A driver and a trainer that do what they may in a random order."""
 
-    def __init__(self, size, staleness, order, waiting, most_running, drop, kill, seed) -> None:
+    def __init__(
+        self, size, staleness, order, waiting, most_running, drop, kill, there, seed
+    ) -> None:
+        self.there = there
+        """Steps that had a batch from the first: their files were there when another was lost."""
         self.rng = random.Random(seed)
         self.size, self.staleness, self.order, self.waiting = size, staleness, order, waiting
         self.most_running, self.drop, self.kill = most_running, drop, kill
@@ -37,14 +42,17 @@ class Run:
         self.born: dict[int, int] = {}
         self.finished: set[int] = set()
         self.dropped: set[int] = set()
-        self.batches: list[list[int]] = []
+        self.batches: dict[int, list[int]] = {}
         self.books = self.new_books()
 
     def new_books(self) -> Admission:
-        done = self.dropped.union(*self.batches)
-        return Admission(
-            self.size, STEPS, self.staleness, self.order, self.waiting, len(self.batches) + 1, done
-        )
+        there = self.batches.keys() | self.there
+        missing = [step for step in range(1, STEPS + 1) if step not in there]
+        books = Admission(
+            self.size, STEPS, self.staleness, self.order, self.waiting, missing[0], there,
+            self.dropped.union(*self.batches.values()),
+        )  # fmt: skip
+        return books
 
     def restart(self) -> None:
         self.books = self.new_books()
@@ -57,12 +65,12 @@ class Run:
             yield self.start
         if self.books.running:
             yield self.end
-        if self.version < len(self.batches):
+        if self.version + 1 in self.batches.keys() | self.there:
             yield self.train
 
     def start(self) -> None:
         number = self.books.next_number
-        assert number not in self.dropped.union(self.finished, *self.batches)
+        assert number not in self.dropped.union(self.finished, *self.batches.values())
         assert self.books.start(self.version) == number
         self.born[number] = self.version
 
@@ -78,17 +86,29 @@ class Run:
     def train(self) -> None:
         self.version += 1
 
+    @property
+    def over(self) -> bool:
+        return len(self.batches.keys() | self.there) == STEPS
+
+    def take(self) -> None:
+        while not self.over:
+            if self.books.step in self.there:
+                self.books.skip()
+                continue
+            step, taken = self.books.step, self.books.take()
+            if taken is None:
+                return
+            self.finished -= set(taken)
+            self.batches[step] = taken
+
     def play(self) -> None:
-        while len(self.batches) < STEPS:
+        while not self.over:
             if self.rng.random() < self.kill:
                 self.restart()
             moves = list(self.moves())
             assert moves, "nothing may move: the run hangs"
             self.rng.choice(moves)()
-            assert len(self.batches) - self.version <= self.waiting + 1 + self.most_running
-            while len(self.batches) < STEPS and (taken := self.books.take()):
-                self.finished -= set(taken)
-                self.batches.append(taken)
+            self.take()
 
 
 @settings(max_examples=300, deadline=None)
@@ -96,11 +116,11 @@ class Run:
 def test_every_batch_is_full_fresh_enough_and_of_groups_of_its_own(given_run):
     run = Run(**given_run)
     run.play()
-    taken = [number for batch in run.batches for number in batch]
-    assert len(taken) == len(set(taken)) == STEPS * run.size
+    taken = [number for step in sorted(run.batches) for number in run.batches[step]]
+    assert len(taken) == len(set(taken)) == (STEPS - len(run.there)) * run.size
     assert not set(taken) & run.dropped
     if run.staleness is not None:
-        for step, batch in enumerate(run.batches, 1):
+        for step, batch in run.batches.items():
             assert all(step - 1 - run.born[number] <= run.staleness for number in batch)
     if run.order is BatchOrder.in_order:
         assert taken == sorted(taken)

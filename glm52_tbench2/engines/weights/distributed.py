@@ -151,8 +151,21 @@ class DistributedSender(Sender):
             ): target
             for target in targets
         }
-        assert self._group is not None
-        sent = [self._group.broadcast(t.to(self._device).contiguous(), 0) for _, t in bucket]
+        group = self._group
+        assert group is not None
+        tensors = [tensor.to(self._device).contiguous() for _, tensor in bucket]
+        sent: list[dist.Work] = []
+        failed: list[Exception] = []
+
+        def broadcast() -> None:
+            try:
+                sent.extend(group.broadcast(tensor, 0) for tensor in tensors)
+            except Exception as error:
+                failed.append(error)
+
+        # NCCL's first broadcast waits for the engines, which this loop has yet to ask.
+        sending = threading.Thread(target=broadcast, daemon=True)
+        sending.start()
         done, waiting = await asyncio.wait(answers, return_when=asyncio.FIRST_EXCEPTION)
         if waiting:
             # One has refused, and takes part in no broadcast: the others would wait for it, and
@@ -170,6 +183,9 @@ class DistributedSender(Sender):
             elif error is not None:
                 raise error
         if not any(target.error for target in targets):
+            await asyncio.to_thread(sending.join)
+            if failed:
+                raise failed[0]
             for work in sent:
                 work.wait()
         bucket.clear()

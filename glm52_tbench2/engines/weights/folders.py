@@ -109,7 +109,8 @@ def _whole_folder(target: Path) -> Iterator[Path]:
     """Yields a temporary folder that takes the name `target`, synced, when the body succeeds."""
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
+    for left in target.parent.glob(".version_*.tmp"):  # of trainers that were killed meanwhile
+        shutil.rmtree(left, ignore_errors=True)
     temporary.mkdir()
     try:
         yield temporary
