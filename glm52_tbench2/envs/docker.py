@@ -4,6 +4,7 @@ import secrets
 import shutil
 import subprocess
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,6 +18,7 @@ from .sandbox import OpenSandbox, SandboxError
 _LABEL = "glm52-tbench2.run"
 _ASK_S = 20.0
 _REMOVE_S = 60.0
+_END_S = 4.0
 
 
 def check() -> None:
@@ -39,10 +41,19 @@ def check() -> None:
 def opened(config: SandboxConfig, label: str) -> Iterator[OpenSandbox]:
     """As :func:`providers.opened`."""
     check()
-    sweep(label)
     try:
-        yield _Engine(config, label).open
+        sweep(label)
+    except SandboxError as error:
+        raise UserError(
+            "Docker does not remove what an earlier process of this run has left "
+            f"({' '.join(str(error).split())}); look at: "
+            f"docker ps --all --filter label={_LABEL}={label}"
+        ) from error
+    engine = _Engine(config, label)
+    try:
+        yield engine.open
     finally:
+        engine.end()
         with suppress(SandboxError):
             sweep(label)
 
@@ -59,15 +70,19 @@ class _Engine:
 
     def __init__(self, config: SandboxConfig, label: str) -> None:
         self._label = label
+        self._max_starting = config.max_starting
         self._starting = threading.BoundedSemaphore(config.max_starting)
         self._building: dict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._ended = threading.Event()
 
     def open(self, task: Task, config: SandboxConfig) -> RemoteSandbox:
         """A container of the task. Raises SandboxError."""
         container = _Container()
         try:
             with self._starting:
+                self._complain_ended()
                 image = task.docker_image or self._built(task, config.start_timeout_s)
+                self._complain_ended()  # a build takes long
                 self._start(container, image, task, config)
         except SandboxError as error:
             container.close()
@@ -76,6 +91,22 @@ class _Engine:
             container.close()
             raise
         return RemoteSandbox(task, config, container)
+
+    def end(self) -> None:
+        """Starts none any more, and waits a moment for those on their way."""
+        self._ended.set()
+        deadline = time.monotonic() + _END_S
+        taken = 0
+        while taken < self._max_starting and self._starting.acquire(
+            timeout=max(deadline - time.monotonic(), 0.0)
+        ):
+            taken += 1
+        if taken:
+            self._starting.release(taken)  # whoever still waits there is to be told
+
+    def _complain_ended(self) -> None:
+        if self._ended.is_set():
+            raise SandboxError("the run is over")
 
     def _start(
         self, container: "_Container", image: str, task: Task, config: SandboxConfig

@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -102,6 +103,41 @@ def test_a_server_that_is_stopped_leaves_no_container(
 
     asyncio.run(episode())
     assert not standin.containers
+
+
+def test_a_run_that_ends_while_containers_start_leaves_none(
+    standin: StandInEngine, shared_task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, started = standin._run, threading.Event()
+
+    def slow(arguments: list[str], data: bytes) -> tuple[int, bytes, bytes]:
+        started.set()
+        time.sleep(0.3)
+        return run(arguments, data)
+
+    monkeypatch.setattr(standin, "_run", slow)
+    config = replace(DOCKER, max_starting=2)
+    with ThreadPoolExecutor(6) as pool:
+        with providers.opened(config, "this-run") as open_sandbox:
+            opening = [pool.submit(open_sandbox, shared_task, config) for _ in range(6)]
+            assert started.wait(60.0)
+        assert not standin.containers
+    assert not standin.containers
+    told = [str(one.exception()) for one in opening if one.exception()]
+    assert len(told) >= 4
+    assert all(one.endswith("the run is over") for one in told)
+
+
+def test_what_cannot_be_removed_is_told_before_anything_starts(
+    standin: StandInEngine, shared_task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docker._Engine(DOCKER, "this-run").open(shared_task, DOCKER)  # and killed
+    with monkeypatch.context() as patch:
+        patch.setattr(standin, "_rm", lambda arguments, data: (1, b"", b"driver failed\nto remove"))
+        with pytest.raises(UserError) as error, providers.opened(DOCKER, "this-run"):
+            pass
+    assert "(driver failed to remove); look at: docker ps --all --filter" in str(error.value)
+    docker.sweep("this-run")
 
 
 def refused() -> str:
