@@ -311,12 +311,16 @@ def _spanning(config: RunConfig) -> list[str]:
 def sandbox_problems(sandbox: SandboxConfig) -> list[str]:
     """What of a sandbox's knobs contradicts its provider."""
     external, url = sandbox.provider is SandboxProvider.external, sandbox.url
-    if external and not (url or "").startswith(("http://", "https://")):
+    if url is None:
+        if not external:
+            return []
         return [
-            f"sandbox.provider=external needs the address of its server, but sandbox.url is {url}; "
+            "sandbox.provider=external needs the address of its server; "
             "write sandbox.url=http://HOST:PORT."
         ]
-    if url is not None and not external:
+    if problem := _url_problem("sandbox.url", url, "write it as http://HOST:PORT"):
+        return [problem]
+    if not external:
         return [
             f"sandbox.url is {url}, but sandbox.provider={sandbox.provider.name} makes its own "
             "sandboxes; write sandbox=external, or leave sandbox.url out."
@@ -328,19 +332,27 @@ def _endpoint(config: RunConfig) -> list[str]:
     url = config.engine.url
     if url is None:
         return []
+    instead = "put the key into the environment variable GLM52_ENDPOINT_KEY"
+    problem = _url_problem("engine.url", url, instead)
+    return [problem] if problem else []
+
+
+def _url_problem(name: str, url: str, instead: str) -> str | None:
+    """What is wrong with a URL, told without its secrets. `instead`: where a secret belongs."""
+    # By its signs, since what is no URL has no parts and may hold a secret too.
+    if any(sign in url for sign in "@?#"):
+        return (
+            f"{name} holds a user, a password, a query or a fragment, and would be written to the "
+            f"run's files; {instead}."
+        )
     try:
         parts = urlsplit(url)
         _ = parts.port  # raises where it is no number
-    except ValueError as error:
-        return [f"engine.url is no URL ({error}); write it as http://HOST:PORT."]
-    if parts.username or parts.password or parts.query:
-        return [
-            "engine.url holds a user, a password or a query, and would be written to the run's "
-            "files; put the key into the environment variable GLM52_ENDPOINT_KEY."
-        ]
+    except ValueError:  # which quotes a password with a slash
+        return f"{name} is no URL; write it as http://HOST:PORT."
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        return [f"engine.url is {url}; write it as http://HOST:PORT."]
-    return []
+        return f"{name} is {url}; write it as http://HOST:PORT."
+    return None
 
 
 def _gpus(config: RunConfig) -> list[str]:

@@ -86,11 +86,19 @@ class ExternalSglang(_Guarded, EngineClient):
 
 
 def client_of(config: RunConfig) -> ExternalSglang | ExternalOpenAi:
-    """The client of engine.url, with the key that the environment holds."""
+    """The client of engine.url, with the key that the environment holds.
+
+    Raises UserError for a key that no header can carry.
+    """
     engine = config.engine
     assert engine.url is not None
     found = (os.environ.get(name, "").strip() for name in KEYS[engine.api])
     key = next(filter(None, found), None)
+    if key and not key.isprintable():
+        raise UserError(
+            "The key of engine.url holds a line break or another control sign; write it as one "
+            "line into GLM52_ENDPOINT_KEY."
+        )
     if engine.api is Api.openai:
         return ExternalOpenAi(engine.url, engine.model, engine.request_timeout_s, key)
     return ExternalSglang(engine.url, engine.request_timeout_s, key)

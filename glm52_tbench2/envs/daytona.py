@@ -63,12 +63,12 @@ def check(config: SandboxConfig) -> None:
     """
     from daytona import DaytonaError
 
-    client = _client(config)
+    client, key = _client(config), _key(config)
     try:
         _found(client, "nobody")
     except DaytonaError as error:
-        raise UserError(_refused(error)) from error
-    if _no_quota(_key(config)):
+        raise UserError(_refused(error, key)) from None
+    if _no_quota(key):
         raise UserError(
             "Daytona gives this key's organization a quota of zero CPUs, memory or disk; raise it "
             "in Daytona's dashboard (Limits), or write another key."
@@ -91,7 +91,7 @@ class _Cloud:
     """Makes and keeps the sandboxes of one run."""
 
     def __init__(self, config: SandboxConfig, label: str) -> None:
-        self.client = _client(config)
+        self.client, self.key = _client(config), _key(config)
         self._label = label
         self._starting = threading.BoundedSemaphore(config.max_starting)
         self._machines: set[_Machine] = set()
@@ -131,10 +131,25 @@ class _Cloud:
         try:
             found = _found(self.client, self._label)
         except DaytonaError as error:
-            raise UserError(_refused(error)) from error
+            raise UserError(_refused(error, self.key)) from None
         with ThreadPoolExecutor(16) as pool:
-            for _ in pool.map(lambda name: _remove(self.client, name), found):
+            for _ in pool.map(self.remove, found):
                 pass
+
+    def remove(self, name: str) -> None:
+        """Deletes a sandbox, if there is one of the name. What cannot be is told in the log."""
+        from daytona import DaytonaNotFoundError
+
+        def attempt() -> None:
+            with suppress(DaytonaNotFoundError):
+                self.client.get(name, request_timeout=_ASK_S).delete(timeout=_ASK_S)
+
+        deadline = time.monotonic() + _REMOVE_S
+        try:
+            # Busy with a change of state, as while it starts, it cannot be deleted yet.
+            _retried(attempt, deadline, self.key, passing=_PASSING | {400, 409})
+        except SandboxError as error:
+            log.warning("Daytona sandbox %s is not deleted (%s); it deletes itself", name, error)
 
     def close(self) -> None:
         """Ends every sandbox of the run."""
@@ -206,7 +221,7 @@ class _Machine:
             tried = True
             return client.create(params, timeout=left)
 
-        self._sandbox = _retried(attempt, deadline, quota=True)
+        self._sandbox = _retried(attempt, deadline, self._cloud.key, quota=True)
 
     def run(self, command: Sequence[str], data: bytes, timeout_s: float) -> bytes:
         """As :meth:`Machine.run`."""
@@ -215,7 +230,7 @@ class _Machine:
         line = shlex.join(command)
         if len(data) > _INLINE_BYTES:
             path = f"/tmp/.input-{secrets.token_hex(8)}"
-            _passed(lambda: sandbox.fs.upload_file(data, path, timeout=math.ceil(timeout_s)))
+            self._passed(lambda: sandbox.fs.upload_file(data, path, timeout=math.ceil(timeout_s)))
             line = f"{line} <{path}; code=$?; rm -f {path}; exit $code"
         elif data:
             line = f"printf %s '{base64.b64encode(data).decode()}' | base64 -d | {line}"
@@ -223,11 +238,15 @@ class _Machine:
             line += " </dev/null"
         # The answer holds both outputs as one.
         line = f"{{ {line}; }} 2>/dev/null"
-        done = _passed(lambda: sandbox.process.exec(line, timeout=math.ceil(timeout_s)))
+        done = self._passed(lambda: sandbox.process.exec(line, timeout=math.ceil(timeout_s)))
         # It may have been killed inside: then what it printed is not whole.
         if done.exit_code in (0, 137, -1):
             return done.result.encode() if done.exit_code == 0 else b""
         raise SandboxError(f"exit code {done.exit_code}: {done.result[-500:].strip() or 'no word'}")
+
+    def _passed(self, call: Callable[[], T]) -> T:
+        """What a call inside gives; it is repeated only when it was not let in."""
+        return _retried(call, time.monotonic() + _REMOVE_S, self._cloud.key, passing={429})
 
     def refresh(self) -> None:
         """A sign of life, which puts its stop off."""
@@ -242,7 +261,7 @@ class _Machine:
         self._cloud.forget(self)
         if not self._closed:
             self._closed = True
-            _remove(self._cloud.client, self.name)
+            self._cloud.remove(self.name)
 
 
 def _client(config: SandboxConfig) -> "Daytona":
@@ -253,27 +272,50 @@ def _client(config: SandboxConfig) -> "Daytona":
 
 
 def _address() -> str:
-    return os.environ.get("DAYTONA_API_URL", _API).rstrip("/")
+    address = (os.environ.get("DAYTONA_API_URL") or _API).rstrip("/")
+    if not address.startswith(("http://", "https://")):
+        raise UserError(
+            "DAYTONA_API_URL does not start with http:// or https://; write Daytona's address "
+            f"there, as {_API}, or unset it."
+        )
+    return address
 
 
 def _key(config: SandboxConfig) -> str:
     if config.api_key_file is None:
         if key := os.environ.get("DAYTONA_API_KEY", "").strip():
-            return key
+            return _one_word(key, "DAYTONA_API_KEY")
         raise UserError(
             "sandbox.provider=daytona needs a key: set DAYTONA_API_KEY, or write it to a file and "
             "its path to sandbox.api_key_file; or write sandbox=local."
         )
     try:
         if key := Path(config.api_key_file).expanduser().read_text().strip():
-            return key
+            return _one_word(key, "The file of sandbox.api_key_file")
         reason = "it is empty"
+    except RuntimeError:
+        reason = "there is no such user"
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
     raise UserError(
         f"sandbox.api_key_file is {config.api_key_file}, which holds no key ({reason}); write "
         "Daytona's API key there."
     )
+
+
+def _one_word(key: str, where: str) -> str:
+    # No header carries another, and the client's complaint would quote it.
+    if not re.fullmatch("[!-~]+", key):
+        raise UserError(
+            f"{where} holds more than a key: a line break, a space or a sign that is not ASCII; "
+            "write Daytona's API key alone there."
+        )
+    return key
+
+
+def _said(error: Exception, key: str) -> str:
+    """What an error says, without the key, which a server may have echoed."""
+    return str(error).replace(key, "(key)")
 
 
 def _found(client: "Daytona", label: str) -> list[str]:
@@ -284,29 +326,10 @@ def _found(client: "Daytona", label: str) -> list[str]:
     return [sandbox.name for sandbox in client.list(query, request_timeout=_ASK_S)]
 
 
-def _remove(client: "Daytona", name: str) -> None:
-    """Deletes a sandbox, if there is one of the name. What cannot be deleted is told in the log."""
-    from daytona import DaytonaNotFoundError
-
-    def attempt() -> None:
-        with suppress(DaytonaNotFoundError):
-            client.get(name, request_timeout=_ASK_S).delete(timeout=_ASK_S)
-
-    try:
-        # Busy with a change of state, as while it starts, it cannot be deleted yet.
-        _retried(attempt, time.monotonic() + _REMOVE_S, passing=_PASSING | {400, 409})
-    except SandboxError as error:
-        log.warning("Daytona sandbox %s is not deleted (%s); it deletes itself", name, error)
-
-
-def _passed(call: Callable[[], T]) -> T:
-    """What a call inside a sandbox gives; it is repeated only when it was not let in."""
-    return _retried(call, time.monotonic() + _REMOVE_S, passing={429})
-
-
 def _retried(
     call: Callable[[], T],
     deadline: float,
+    key: str,
     *,
     passing: set[int] = _PASSING,
     quota: bool = False,
@@ -314,7 +337,7 @@ def _retried(
     """What `call` gives, repeated with growing pauses while its error may pass, until `deadline`.
 
     `passing`: HTTP status codes that may pass; with `quota` also a full quota, and a connection
-    that is lost. Raises SandboxError.
+    that is lost. Raises SandboxError, which does not tell the `key`.
     """
     from daytona import DaytonaConnectionError, DaytonaError
 
@@ -323,13 +346,13 @@ def _retried(
         try:
             return call()
         except DaytonaError as error:
-            said = str(error)[-2000:]
+            said = _said(error, key)[-2000:]
             full = quota and bool(_QUOTA.search(said)) and not _NEVER.search(said)
             lost = quota and isinstance(error, DaytonaConnectionError)
             may_pass = error.status_code in passing or (full and error.status_code) or lost
             wait_s = max(pause_s * random.uniform(0.5, 1.0), _retry_after(error))
             if not may_pass or time.monotonic() + wait_s > deadline:
-                raise SandboxError(said or type(error).__name__) from error
+                raise SandboxError(said or type(error).__name__) from None
         time.sleep(wait_s)
         pause_s = min(2 * pause_s, most_s)
 
@@ -339,9 +362,9 @@ def _retry_after(error: Any) -> float:
     return float(value) if str(value).isdigit() else 0.0
 
 
-def _refused(error: Any) -> str:
+def _refused(error: Any, key: str) -> str:
     """One sentence for a service that does not even answer a question."""
-    said = " ".join(str(error).split())[-200:].rstrip(".")
+    said = " ".join(_said(error, key).split())[-200:].rstrip(".")
     if error.status_code in (401, 403):
         return (
             f"Daytona refuses the API key ({said}): it is wrong, expired or lacks the right to "

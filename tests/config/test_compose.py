@@ -161,6 +161,35 @@ def test_bad_input_gets_one_sentence(overrides, said):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("ftp://host", "write it as http://HOST:PORT"),
+        ("http://", "write it as http://HOST:PORT"),
+        ("http://127.0.0.1:notaport", "is no URL"),
+        ("http://user:s3cret@host", "holds a user, a password"),
+        ("user:s3cret@host:80", "holds a user, a password"),
+        ("http://user:s3cret@host:port", "holds a user, a password"),
+        ("http://user:s3cret/@host", "holds a user, a password"),
+        ("http://host?key=s3cret", "holds a user, a password"),
+        ("http://user:s3cret", "is no URL"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("overrides", "knob"),
+    [
+        (["sandbox=external"], "sandbox.url"),
+        ([], "sandbox.url"),
+        (["engine=external"], "engine.url"),
+    ],
+)
+def test_a_url_is_one_and_its_secret_is_not_told(overrides, knob, url, said):
+    with pytest.raises(UserError) as caught:
+        compose(["experiment=smoke", *overrides, f'{knob}="{url}"'])
+    assert f"{knob} " in str(caught.value) and said in str(caught.value)
+    assert "s3cret" not in str(caught.value)
+
+
 def test_an_upper_bound_may_be_taken_off():
     assert compose(["clip.correction_high=inf"]).clip.correction_high == float("inf")
 

@@ -202,3 +202,11 @@ def test_nobody_there(api):
         pass
     with pytest.raises(UserError, match="start the server there"):
         served(config(gone, f"engine.api={api}"))
+
+
+@pytest.mark.parametrize("api", ["openai", "sglang"])
+def test_a_key_of_two_lines_is_told_and_not_quoted(endpoint, monkeypatch, api):
+    monkeypatch.setenv("GLM52_ENDPOINT_KEY", "sk-SECRET1\nSECRET2")
+    with pytest.raises(UserError, match="holds a line break") as caught:
+        served(config(endpoint, f"engine.api={api}"))
+    assert "SECRET" not in str(caught.value)

@@ -345,6 +345,39 @@ def test_a_missing_key_is_asked_for(service: StandInDaytona, tmp_path: Path) -> 
     assert "No such file" in sentence(api_key_file=str(tmp_path / "none"))
 
 
+@pytest.mark.parametrize("key", ["dtn_SECRET1\nSECRET2", "dtn_SECRET SECRET", "dtn_SECRET\u2026"])
+def test_what_is_no_key_is_told_and_not_quoted(
+    service: StandInDaytona, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, key: str
+) -> None:
+    monkeypatch.setenv("DAYTONA_API_KEY", key)
+    file = tmp_path / "key"
+    file.write_text(key)
+    for told in (sentence(), sentence(api_key_file=str(file))):
+        assert "write Daytona's API key alone there" in told
+        assert "SECRET" not in told
+    assert not service.asked
+
+
+def test_a_key_file_of_nobody_is_told(service: StandInDaytona) -> None:
+    assert "there is no such user" in sentence(api_key_file="~nosuchuser/key")
+
+
+def test_a_key_that_the_service_echoes_is_not_told(
+    service: StandInDaytona, cloud: OpenSandbox, shared_task: Task
+) -> None:
+    service.fault("GET /api/sandbox", 403, f"Forbidden: Bearer {KEY}")
+    assert "Bearer (key)" in sentence()
+    service.fault("POST /api/sandbox$", 400, f"Bad: Bearer {KEY}")
+    assert "Bearer (key)" in refused(cloud, shared_task)
+
+
+def test_an_address_that_is_none_is_told(
+    service: StandInDaytona, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DAYTONA_API_URL", "foo")
+    assert "DAYTONA_API_URL does not start with http:// or https://" in sentence()
+
+
 def test_an_expired_key_is_told(service: StandInDaytona, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DAYTONA_API_KEY", "expired")
     assert "refuses the API key" in sentence()
