@@ -3,7 +3,7 @@
 import asyncio
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -49,13 +49,12 @@ def check(
     facts = asdict(config).items()
     way = str({knob: value for knob, value in facts if knob not in _PACE})
     journal = Journal(path, way, fresh)
-    try:
-        with scripted(config, tasks[0].id, providers.label_of(path)) as runner:
-            code = report(check_suite(tasks, runner, parallel, journal, _tell))
-    finally:
-        journal.close()
-        print(f"Results are kept in {path}; the same command goes on from them, --fresh anew.")
-    return code
+    label = providers.label_of(path)
+    with closing(journal), scripted(config, tasks[0].id, label) as runner:
+        try:
+            return report(check_suite(tasks, runner, parallel, journal, _tell))
+        finally:
+            print(f"Results are kept in {path}; the same command goes on from them, --fresh anew.")
 
 
 def sandbox_config(overrides: Sequence[str] = ()) -> SandboxConfig:

@@ -127,6 +127,16 @@ def test_an_interrupt_ends_it_at_once_and_the_next_scan_goes_on(tmp_path: Path) 
     assert 3 < kept.read_text().count("key") < 267
 
 
+def test_where_no_sandbox_can_be_made_no_results_are_promised(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["sandbox=external", "sandbox.url=http://127.0.0.1:9", "--out", str(tmp_path)]
+    assert cli.main(["tasks", "check", "mini8", *arguments]) == 2
+    told = capfd.readouterr()
+    assert "no environment server answers" in told.err
+    assert not told.out
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
