@@ -79,6 +79,8 @@ def _train(arguments: list[str]) -> int:
         shown = [argument for argument in arguments if argument != "--dry-run"]
         if {"-m", "--multirun"} & set(arguments):
             return _hydra([*shown, "hydra.launcher.dry_run=true"])
+        if flags := [argument for argument in shown if argument.startswith("-")]:
+            raise UserError(f"--dry-run goes with overrides and -m only, not with {flags[0]}.")
         from .launch import dry_run
 
         print(dry_run.run(compose(shown)), end="")

@@ -7,6 +7,7 @@ from ..config.errors import UserError
 from ..config.once import looked_up_once
 from ..config.paths import resolve
 from ..config.schema import RunConfig, Scheduler
+from . import preflight
 from .placement import place
 from .run_folder import identity_now
 from .slurm.submit import arrays, script
@@ -14,7 +15,12 @@ from .sweep_plan import Draft
 
 
 def run(config: RunConfig) -> str:
-    """The batch script that a run would be queued with, and each node's roles."""
+    """The batch script that a run would be queued with, and each node's roles.
+
+    Raises UserError for a name that cannot be a folder's.
+    """
+    if found := preflight.name_problems(config):
+        raise UserError(found[0])
     folder = resolve(config.runs_dir) / config.name / "slurm"
     return script(config, folder) + _roles({1: config})
 

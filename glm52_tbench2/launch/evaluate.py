@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -120,4 +121,7 @@ def _of_run(run_dir: Path, overrides: Sequence[str]) -> RunConfig:
         merged = OmegaConf.merge(OmegaConf.create(to_yaml(config)), changes)
     except OmegaConfBaseException as error:
         raise UserError(explain(error)) from error
+    except yaml.YAMLError as error:
+        told = " ".join(overrides)
+        raise UserError(f"A value of {told} is no YAML; quote it, as 'KNOB=\"VALUE\"'.") from error
     return checked(merged)  # type: ignore[arg-type]

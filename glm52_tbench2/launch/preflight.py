@@ -52,7 +52,7 @@ def problems(config: RunConfig) -> list[str]:
     if not here and shutil.which("sbatch") is None:
         return cluster_problems(config)  # the rest would be told about the wrong machine
     return [
-        *_name(config),
+        *name_problems(config),
         *(limits.problems(config) if config.trains else []),
         *_endpoint(config),
         *(_machine(config) if here else cluster_problems(config)),
@@ -78,7 +78,8 @@ def node_problems(config: RunConfig, node: int) -> list[str]:
     return found
 
 
-def _name(config: RunConfig) -> list[str]:
+def name_problems(config: RunConfig) -> list[str]:
+    """What keeps the run's name from being a folder's."""
     if re.fullmatch(r"[\w.+=,-]+", config.name) and not config.name.startswith((".", "-")):
         return []
     return [
@@ -152,7 +153,7 @@ def _gpus(config: RunConfig) -> list[str]:
 
 def _sandbox(config: RunConfig) -> list[str]:
     try:
-        task_id = load_set(config.data.train).ids[0]
+        task_id = load_set(config.data.train if config.trains else config.data.eval).ids[0]
     except UserError:
         return []  # of which _tasks tells
     return _provider(tuple(vars(config.sandbox).items()), task_id)

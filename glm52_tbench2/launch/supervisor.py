@@ -96,6 +96,7 @@ class Supervisor:
         lock_fd: int | None = None,
         follow: bool = False,
         warning_s: float = 60.0,
+        refused: str = "",
     ) -> None:
         """
         Args:
@@ -103,13 +104,14 @@ class Supervisor:
             peers: the job's other supervisors; None: there are none.
             follow: hand log lines to the watcher.
             warning_s: time left after SIGUSR2 to write a checkpoint and stop, seconds.
+            refused: why the roles cannot start on this node, which ends the job; "": they can.
         """
         self._peers = peers or Peers(run_dir)
         node = self._peers.node
         self.roles = [RoleProcess(s, run_dir, host, lock_fd) for s in specs if s.node == node]
         self._elsewhere = [spec for spec in specs if spec.node != node]
         self._run_dir, self._watcher, self._host = run_dir, watcher, host
-        self._warning_s = warning_s
+        self._warning_s, self._refused = warning_s, refused
         self._max_restarts, self._follow = max_restarts, follow
         self._job_restarts = 0
         self._phase = "starting"
@@ -184,6 +186,9 @@ class Supervisor:
             self._store, self._signals = store, Signals.at(store)
         else:
             return
+        if self._refused:  # told now that a member can tell its head
+            self._signals.open()
+            raise UserError(self._refused)
         for role in self.roles:
             role.start(self._store)
         self._watcher.tick(self.roles)

@@ -1,6 +1,7 @@
 """The client against a server that fails as servers do; the real one is in test_engine.py."""
 
 import asyncio
+import math
 import socket
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -8,7 +9,7 @@ from typing import Any, TypeVar
 import pytest
 from aiohttp import web
 
-from glm52_tbench2.engines.client import EngineClient, EngineError, Generation
+from glm52_tbench2.engines.client import NO_VERSION, EngineClient, EngineError, Generation
 
 T = TypeVar("T")
 
@@ -116,6 +117,43 @@ def test_request_carries_its_seed_and_its_limits() -> None:
 def test_answer_that_does_not_add_up_is_an_error(body: Any) -> None:
     with pytest.raises(EngineError, match="no generation"):
         ask(answering(body))
+
+
+def test_log_prob_that_is_no_number_stays_one_that_is_not_finite() -> None:
+    """SGLang writes NaN as null; the episode then ends for the engine's sake."""
+    told = [[-0.1, 5, None], [None, 6, None], [-0.3, 7, None]]
+    out = ask(answering(changed(output_token_logprobs=told)))
+    assert math.isnan(out.logprobs[1])
+
+
+@pytest.mark.parametrize(("version", "alive"), [("3", True), (NO_VERSION, False)])
+def test_engine_that_waits_for_weights_is_not_taken_for_one_that_generates(
+    version: str, alive: bool
+) -> None:
+    async def run() -> None:
+        app = web.Application()
+        app.router.add_post("/abort_request", answer({}))
+        app.router.add_get("/model_info", answer({"weight_version": version}))
+        runner, port = web.AppRunner(app), free_port()
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+        try:
+            async with EngineClient(f"http://127.0.0.1:{port}", 10) as client:
+                await client.abort("r")
+        finally:
+            await runner.cleanup()
+
+    def answer(body: Any) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            return web.json_response(body)
+
+        return handle
+
+    if alive:
+        asyncio.run(run())
+    else:
+        with pytest.raises(EngineError, match="waits for weights"):
+            asyncio.run(run())
 
 
 def test_request_aborted_before_its_first_token_is_empty() -> None:

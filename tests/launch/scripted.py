@@ -125,13 +125,22 @@ def main() -> None:
     roles_module.GRACE_S = supervisor_module.GRACE_S = float(sys.argv[3])
     if all(len(role) == 2 and role[0] in ("worker", "core") for role in roles):
         Signals.open = lambda self: None  # nothing asks the store: spare the import of torch
-    specs = [scripted(*role) for role in roles]
     node, count = map(int, sys.argv[4:] or (0, 1))
+    # ["refused", why, node]: what keeps that node's roles from starting.
+    refused = "".join(role[1] for role in roles if role[0] == "refused" and role[2] == node)
+    specs = [scripted(*role) for role in roles if role[0] != "refused"]
     heart.HEARTBEAT_S, peers_module.SILENT_S, peers_module.FIRST_S = 1.0, 10.0, 30.0
     peers = Peers(run_dir, node, count, "job.0" if count > 1 else "")
     with lock(run_dir) if peers.head else nullcontext() as fd:
         ended = Supervisor(
-            run_dir, specs, Printer(), max_restarts=2, peers=peers, lock_fd=fd, warning_s=5.0
+            run_dir,
+            specs,
+            Printer(),
+            max_restarts=2,
+            peers=peers,
+            lock_fd=fd,
+            warning_s=5.0,
+            refused=refused,
         ).run()
     print(ended.text, flush=True)
     sys.exit(ended.code)

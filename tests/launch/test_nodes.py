@@ -114,6 +114,16 @@ def test_bad_input_found_on_a_member_is_the_jobs_exit_code(nodes):
     assert text.endswith("model.path is gone.\n")
 
 
+@pytest.mark.parametrize("node", [0, 1])
+def test_what_a_node_cannot_start_is_told_by_the_head(tmp_path, nodes, node):
+    refused = ("refused", "There is no docker on this node.", node)
+    head, member = nodes(refused, ("worker", sleeps(tmp_path), 0), ("core", sleeps(tmp_path), 1))
+    code, text = ended(head)
+    assert (code, ended(member)[0]) == (2, 2)
+    assert text.endswith("There is no docker on this node.\n")
+    assert nothing_left(tmp_path)
+
+
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_supervisor_that_is_killed_takes_the_job_down_everywhere(tmp_path, nodes, killed):
     both = nodes(("server", "", 0), ("worker", sleeps(tmp_path), 0), ("core", sleeps(tmp_path), 1))

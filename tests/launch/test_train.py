@@ -1,13 +1,18 @@
 """`train` and `resume` whole, over scripted roles."""
 
+import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
-from glm52_tbench2.config import metrics_log
+from glm52_tbench2.config import metrics_log, save_run_config
 from glm52_tbench2.config.errors import UserError
 from glm52_tbench2.launch.run_folder import lock
+from glm52_tbench2.launch.slurm import train as slurm_train
+from glm52_tbench2.launch.slurm import watch
+from glm52_tbench2.launch.slurm.queue import JobState
 from glm52_tbench2.launch.train import resume, train
 
 from .scripted import core, server
@@ -99,3 +104,41 @@ def test_role_logs_are_shown_when_followed(smoke, roles, capsys):
     roles("import time; print('loss 0.5', flush=True); time.sleep(2)")
     train(smoke, follow=True)
     assert "[trainer] loss 0.5" in capsys.readouterr().out
+
+
+def test_slurm_that_does_not_answer_for_a_moment_costs_a_followed_run_nothing(
+    smoke, monkeypatch, capsys
+):
+    answers = iter([UserError("Slurm does not answer"), "RUNNING", "COMPLETED"])
+
+    def states(jobs):
+        answer = next(answers)
+        if isinstance(answer, UserError):
+            raise answer
+        return {job: JobState(job, answer, "", "n1") for job in jobs}
+
+    smoke.cluster.slurm.wait = True
+    monkeypatch.setattr(slurm_train.preflight, "check", lambda config: None)
+    monkeypatch.setattr(slurm_train, "submit", lambda run_dirs, *more: ["7"])
+    monkeypatch.setattr(slurm_train, "job_ids", lambda run_dir: ["7"])
+    monkeypatch.setattr(slurm_train, "output_of", lambda run_dir: None)
+    monkeypatch.setattr(slurm_train, "states", states)
+    monkeypatch.setattr(slurm_train, "_POLL_S", 0.0)
+    assert slurm_train.train(smoke) == 1
+    assert (the_run(smoke) / "config.yaml").exists()
+    assert "Job 7 ended before the run was finished" in capsys.readouterr().out
+
+
+def test_stop_finds_a_run_by_a_path_from_here(smoke, monkeypatch, capsys):
+    folder = Path(smoke.runs_dir) / "run"
+    folder.mkdir(parents=True)
+    save_run_config(smoke, folder)
+    beat = {"pid": os.getpid(), "time": 0.0, "phase": "running"}
+    (folder / "heartbeat.json").write_text(json.dumps(beat))
+    told = []
+    monkeypatch.setattr(watch.os, "kill", lambda pid, number: told.append((pid, number)))
+    monkeypatch.chdir(folder.parent)
+    with lock(folder):
+        assert watch.stop(Path("run")) == 0
+        assert watch.stop(Path("../") / folder.parent.name / "run") == 0
+    assert told == [(os.getpid(), signal.SIGTERM)] * 2

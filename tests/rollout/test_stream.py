@@ -311,3 +311,34 @@ def test_damaged_leftovers_are_played_again(tmp_path, chat):
     drive(SlowTrainer(tmp_path, chat), config(steps=2))
     check_batches(tmp_path, 2, None)
     assert read_info(batch_path(tmp_path, "rollouts", 1)).stats["replaced/driver"] == 1
+
+
+@pytest.mark.parametrize("order", BatchOrder)
+def test_a_batch_that_waited_for_a_group_is_made_when_a_filter_drops_it(tmp_path, chat, order):
+    """The head of the line takes long and carries no signal; all others are there by then."""
+    given = config(
+        steps=2, batch_order=order, filters=["check_reward_nonzero_std"], max_staleness=1,
+        max_concurrent_samples=100,
+    )  # fmt: skip
+    given.eval.every = 0
+    job = OneSlowTask(tmp_path, chat)
+    job.reward = lambda task_id, solved: 0.0 if task_id == job.slow else float(solved)
+
+    async def in_time() -> None:
+        async with asyncio.timeout(60):
+            await Driver(tmp_path, given, "id", job, chat).run()
+
+    asyncio.run(in_time())
+    check_batches(tmp_path, 2, 1)
+
+
+@pytest.mark.parametrize("staleness", [None, 1])
+def test_a_batch_that_is_trained_and_lost_is_not_made_of_later_weights(tmp_path, chat, staleness):
+    given = config(steps=4, max_staleness=staleness)
+    given.eval.every = 0
+    drive(SlowTrainer(tmp_path, chat), given)
+    for step in (2, 4):
+        batch_path(tmp_path, "rollouts", step).unlink()
+    drive(SlowTrainer(tmp_path, chat, trained=3), given)
+    assert not batch_path(tmp_path, "rollouts", 2).exists()
+    assert len(batch(tmp_path, 4)) == PER_STEP * GROUP

@@ -77,8 +77,6 @@ def _supervise(
     watcher: Watcher,
     lock_fd: int | None = None,
 ) -> Ended:
-    if found := preflight.node_problems(config, peers.node):
-        raise UserError("\n".join(found))
     host, _ = fabric_address(config.cluster.fabric)
     return Supervisor(
         run_dir,
@@ -88,6 +86,7 @@ def _supervise(
         host=host,
         peers=peers,
         lock_fd=lock_fd,
+        refused="\n".join(preflight.node_problems(config, peers.node)),
         # The rest of the warning is for the roles to end and the queue to be told.
         warning_s=max(config.cluster.slurm.warning_s - 30.0, 0.5 * config.cluster.slurm.warning_s),
     ).run()

@@ -8,7 +8,17 @@ from dataclasses import dataclass
 from ...config.errors import UserError
 
 _ASK_S = 30.0
-ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE")
+ENDED = (
+    "COMPLETED",
+    "FAILED",
+    "CANCELLED",
+    "TIMEOUT",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "DEADLINE",
+    "PREEMPTED",
+    "BOOT_FAIL",
+)
 
 
 @dataclass(frozen=True)

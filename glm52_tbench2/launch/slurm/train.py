@@ -32,10 +32,11 @@ def train(config: RunConfig, origin: dict[str, Any] | None = None) -> int:
     preflight.check(config)
     run_dir = create(config, origin)
     try:
-        return _queue(run_dir, config)
+        _queue(run_dir, config)
     except UserError:
         shutil.rmtree(run_dir)  # nothing of it was queued
         raise
+    return _awaited(run_dir, config)
 
 
 def resume(run_dir: Path, allow: bool) -> int:
@@ -54,7 +55,8 @@ def resume(run_dir: Path, allow: bool) -> int:
     preflight.check(config)
     step = last_checkpoint(run_dir)
     print(f"{short(run_dir)} will go on {f'after step {step}' if step else 'from its start'}.")
-    return _queue(run_dir, config)
+    _queue(run_dir, config)
+    return _awaited(run_dir, config)
 
 
 def queue_sweep(sweep_dir: Path, points: Mapping[Path, RunConfig]) -> None:
@@ -89,7 +91,7 @@ def resume_sweep(sweep: SweepFiles, points: Sequence[SweepPoint], allow: bool) -
         )
 
 
-def _queue(run_dir: Path, config: RunConfig) -> int:
+def _queue(run_dir: Path, config: RunConfig) -> None:
     (job,) = submit([run_dir], config, run_dir / "slurm")
     name = short(run_dir)
     print(
@@ -99,6 +101,9 @@ def _queue(run_dir: Path, config: RunConfig) -> int:
         f"  stop    {command('stop', run_dir)}\n"
         f"  resume  {command('resume', run_dir)}"
     )
+
+
+def _awaited(run_dir: Path, config: RunConfig) -> int:
     return follow(run_dir, config) if config.cluster.slurm.wait else 0
 
 
@@ -115,7 +120,7 @@ def follow(run_dir: Path, config: RunConfig) -> int:
     """
     job = job_ids(run_dir)[-1]
     with shown(run_dir, config.steps, Console()) as watcher:
-        while states([job])[job].live:
+        while _still_live(job):
             watcher.tick([])
             time.sleep(_POLL_S)
         watcher.tick([])
@@ -123,3 +128,10 @@ def follow(run_dir: Path, config: RunConfig) -> int:
         return 0
     print(f"Job {job} ended before the run was finished; what it printed: {output_of(run_dir)}")
     return 1
+
+
+def _still_live(job: str) -> bool:
+    try:
+        return states([job])[job].live
+    except UserError:  # Slurm does not answer just now: it is asked again
+        return True

@@ -148,7 +148,8 @@ def _supervisor(run_dir: Path) -> int | None:
     """Process id of the run's supervisor on this machine; None when there is none."""
     try:
         pid = int(_heartbeat(run_dir)["pid"])
-        ours = any(str(run_dir / ".lock") == file.path for file in psutil.Process(pid).open_files())
+        lock = str((run_dir / ".lock").resolve())
+        ours = any(lock == file.path for file in psutil.Process(pid).open_files())
     except (KeyError, psutil.Error):
         return None
     return pid if ours else None
