@@ -68,6 +68,14 @@ def test_old_versions_are_removed(tmp_path: Path, start: Path) -> None:
     assert left == ["version_000003", "version_000004"]
 
 
+def test_what_a_killed_trainer_was_writing_is_removed(tmp_path: Path, start: Path) -> None:
+    half = tmp_path / "weights" / ".version_000001.12345.tmp"
+    half.mkdir(parents=True)
+    (half / "model-00001.safetensors").write_bytes(b"half")
+    publish(tmp_path / "weights", start, 1)
+    assert [path.name for path in (tmp_path / "weights").iterdir()] == ["version_000001"]
+
+
 def test_version_below_those_there_is_kept(tmp_path: Path, start: Path) -> None:
     for version in (8, 9, 2):
         publish(tmp_path / "weights", start, version)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pyarrow.parquet as pq
@@ -24,7 +25,9 @@ from glm52_tbench2.config.paths import ROOT
 from glm52_tbench2.config.schema import RunConfig
 from glm52_tbench2.config.signals import STORE_VARIABLE, Signals
 from glm52_tbench2.rollout.batch import batch_path, read_columns, write_batch
+from glm52_tbench2.trainer.loop import TrainingLoop
 
+from ..rollout.make import make_sample
 from .parts import IDENTITY, layout, make_batch, make_run_dir
 
 TIMEOUT_S = 240.0
@@ -220,6 +223,22 @@ def test_versions_that_no_engine_needs_are_not_announced(run, tmp_path):
 
         until(last_recorded_is_trained, processes[0])
     assert seen == ["2"]
+
+
+def test_a_recorded_batch_that_is_gone_is_made_anew_of_these_weights(tmp_path, monkeypatch):
+    """The driver finds it damaged after the trainer has counted it, and waits for weights."""
+    loop = TrainingLoop.__new__(TrainingLoop)
+    loop.run_dir, loop.rank, loop.step, loop.recorded, loop.identity = tmp_path, 0, 1, 3, "id"
+    loop.signals = SimpleNamespace(get=lambda key: None)
+    monkeypatch.setattr("torch.distributed.broadcast_object_list", lambda *a, **k: None)
+    monkeypatch.setattr(loop, "_engine_restarted", lambda: False)
+
+    def push():
+        assert loop.recorded == loop.step
+        write_batch(batch_path(tmp_path, "rollouts", 2), [make_sample(step=2)], "id", 2)
+
+    monkeypatch.setattr(loop, "_push", push)
+    assert len(loop._next_batch(2)) == 1
 
 
 def test_two_ranks_train_as_one(run, whole, tmp_path):
