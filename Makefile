@@ -12,7 +12,7 @@ run: $(VENV)/.ready
 	$(BIN)/glm52 train experiment=smoke
 
 test: $(VENV)/.ready-dev lint
-	$(BIN)/pytest
+	@scripts/tests.sh $(BIN)
 
 lint: $(VENV)/.ready-dev
 	$(BIN)/ruff check .
