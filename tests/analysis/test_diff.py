@@ -157,7 +157,7 @@ def test_every_command_of_distant_sides_composes_to_what_it_says() -> None:
         moved = changed(run.command, ["experiment=smoke"])
         assert wanted <= moved
         assert all(effect(name) is Effect.speed for name in moved - wanted), run.command
-    assert "glm52 train experiment=smoke engine=balanced" in [r.command for r in plan.experiments]
+    assert "glm52 train experiment=smoke sandbox=daytona" in [r.command for r in plan.experiments]
 
 
 @pytest.mark.parametrize(
