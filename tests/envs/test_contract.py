@@ -199,7 +199,7 @@ def test_tests_past_their_time_give_no_verdict(start):
     verdict = sandbox.verify()
     assert verdict.reward is None
     assert "1 s" in verdict.error
-    assert run(sandbox, "pgrep sleep").output == ""
+    assert run(sandbox, "pgrep -fx 'sleep 300'").output == ""
 
 
 def test_the_config_overrides_the_tasks_time_for_tests(start):
