@@ -98,7 +98,9 @@ def test_another_server_of_the_model_scores_the_same_to_the_bit_also_when_killed
 ) -> None:
     process = subprocess.Popen(
         glm52(
-            "eval", *OVERRIDES, "engine=external", f"engine.url={server}", f"runs_dir={tmp_path}"
+            *("eval", *OVERRIDES, "engine=external", f"engine.url={server}"),
+            # Two at a time: some are still to be played when it is killed.
+            *("rollout.max_concurrent_samples=2", f"runs_dir={tmp_path}"),
         ),
         stdout=subprocess.DEVNULL,
     )
