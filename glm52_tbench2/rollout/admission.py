@@ -6,7 +6,8 @@ than allowed. At most (v + 1 + max_staleness) * B groups have then been started 
 there is room for each before it is due: no group is generated only to be dropped as too old.
 """
 
-from collections.abc import Collection
+from collections import deque
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ..config.schema import BatchOrder
@@ -29,31 +30,30 @@ class Admission:
     def __init__(
         self,
         groups_per_batch: int,
-        steps: int,
+        steps: Sequence[int],
         max_staleness: int | None,
         order: BatchOrder,
         max_waiting: int,
-        next_step: int = 1,
-        there: Collection[int] = (),
         done: Collection[int] = (),
     ) -> None:
         """
         Args:
+            steps: those whose batches are to be made, in their order.
             max_waiting: batches that may wait for the trainer, besides the one it trains.
-            next_step: the first step without a batch.
-            there: steps that have a batch.
             done: numbers of groups that batches hold or filters dropped.
         """
-        self.step = next_step
-        """The step whose batch comes next."""
-        self._size, self._steps, self._staleness = groups_per_batch, steps, max_staleness
-        self._there = frozenset(there)
+        self._size, self._steps, self._staleness = groups_per_batch, deque(steps), max_staleness
         self._in_order, self._max_waiting = order is BatchOrder.in_order, max_waiting
         self._done = set(done)
         self._groups: dict[int, _Group] = {}
         self._next = 0
         self._ends = 0
         self._skip_done()
+
+    @property
+    def step(self) -> int:
+        """The step whose batch comes next."""
+        return self._steps[0]
 
     @property
     def next_number(self) -> int:
@@ -72,12 +72,13 @@ class Admission:
 
     def may_start(self, version: int) -> bool:
         """Whether one more group may start while every engine serves `version`."""
-        used, most = len(self._groups), self._places(self._due(version))
+        if len(self._groups) >= self._places(self._due(version)):
+            return False
         # One that a driver before this one left unfinished: those that finished wait for it.
         if self._in_order and self._next < max(self._groups, default=0):
-            return used < most
+            return True
         untrained = self.step - 1 - version + self.waiting // self._size
-        return used < most and untrained <= self._max_waiting
+        return untrained <= self._max_waiting
 
     def start(self, version: int) -> int:
         """Starts the next group; its number."""
@@ -113,21 +114,12 @@ class Admission:
         for number in chosen:
             del self._groups[number]
         self._done.update(chosen)
-        self.step += 1
+        self._steps.popleft()
         return sorted(chosen)
-
-    def skip(self) -> None:
-        """The next step has its batch already."""
-        self.step += 1
-
-    def due(self, number: int) -> int:
-        """Last step whose batch may hold the group."""
-        return self._groups[number].due
 
     def _places(self, last: int) -> int:
         """Places in the batches that are still to be made, up to step `last`."""
-        steps = range(self.step, min(last, self._steps) + 1)
-        return self._size * sum(step not in self._there for step in steps)
+        return self._size * sum(step <= last for step in self._steps)
 
     def _due(self, version: int) -> int:
         return NEVER if self._staleness is None else version + 1 + self._staleness

@@ -123,13 +123,10 @@ class Driver:
             self.judge,
             self.endpoints,
         )
-        stream.open(missing[0], batches, version)
+        stream.open(missing, batches, version)
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(stream.run(tasks.create_task))
-            for step in range(missing[0], self.config.steps + 1):
-                if step not in missing:
-                    stream.skip()
-                    continue
+            for step in missing:
                 # Its batch is held back meanwhile, so that the weights stay what is measured.
                 await self._evaluate_if_due(step - 1)
                 samples, stats = await stream.take()

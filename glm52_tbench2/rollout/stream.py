@@ -83,20 +83,26 @@ class Stream:
         self._began = perf_counter()
         self._may_start, self._may_take = asyncio.Event(), asyncio.Event()
 
-    def open(self, next_step: int, batches: Mapping[int, Collection[int]], version: int) -> None:
-        """Goes on from what files hold: `batches` is step -> groups, of those that are there."""
+    def open(
+        self, steps: Sequence[int], batches: Mapping[int, Collection[int]], version: int
+    ) -> None:
+        """Goes on from what files hold.
+
+        Args:
+            steps: those whose batches are to be made, in their order.
+            batches: step -> its groups, of those that are there.
+            version: what every engine serves.
+        """
         rollout = self._config.rollout
         left = self._ledger.left(batches)
         self._player.stats["generate"].update(left.stats)
         self._version = version
         self._books = Admission(
             rollout.prompts_per_step,
-            self._config.steps,
+            steps,
             rollout.max_staleness,
             rollout.batch_order,
             rollout.max_waiting_batches,
-            next_step,
-            batches.keys(),
             left.dropped.union(*batches.values()),
         )
         for number, samples in sorted(left.samples.items()):
@@ -151,10 +157,6 @@ class Stream:
     def written(self, samples: Sequence[Sample]) -> None:
         """The batch is on disk: what was kept of it elsewhere may go."""
         self._ledger.forget(sorted({sample.group for sample in samples}))
-
-    def skip(self) -> None:
-        """The next step has its batch already."""
-        self._books.skip()
 
     # --- samples ---------------------------------------------------------------------------------
 
