@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from glm52_tbench2.config.files import sync
 from glm52_tbench2.config.paths import resolve
 from glm52_tbench2.config.schema import RunConfig
 
@@ -115,21 +116,13 @@ def _whole_folder(target: Path) -> Iterator[Path]:
     try:
         yield temporary
         for path in (*temporary.iterdir(), temporary):
-            _sync(path)
+            sync(path)
         if target.exists():  # published before a resume
             shutil.rmtree(target)
         temporary.rename(target)
-        _sync(target.parent)
+        sync(target.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _write_shards(folder: Path, tensors: Iterable[tuple[str, "torch.Tensor"]]) -> None:
