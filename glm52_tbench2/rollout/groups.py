@@ -9,6 +9,7 @@ from .advantages import advantages, overlong_penalty
 from .batch import Sample
 from .outcome import has_verdict
 from .player import MAX_ATTEMPTS, Player, RolloutError
+from .stats import judged_tokens
 
 MAX_DRAWS = 10
 """A step draws at most this many times the groups it needs."""
@@ -60,9 +61,7 @@ class Judge:
         """Counts a group that no batch takes."""
         log.info("group %d (%s) dropped by %s", group[0].group, group[0].task_id, cause)
         self._player.stats["generate"][f"dropped/{cause}"] += 1
-        # Of the others it was counted when they were lost.
-        judged = sum(s.num_generated for s in group if has_verdict(s.end_reason))
-        self._player.waste("generate", cause, judged)
+        self._player.waste("generate", cause, judged_tokens(group))
         self._player.progress.samples_total += len(group)
 
     def too_few(self, step: int, num_kept: int, num_drawn: int) -> RolloutError:

@@ -19,7 +19,8 @@ import pyarrow as pa
 
 from ..config.files import append_line, atomic_path
 from .batch import Sample, from_table, to_table
-from .outcome import EndReason, has_verdict
+from .outcome import EndReason
+from .stats import count_waste, judged_tokens
 
 COUNTED = "counted_tokens"
 """Generated tokens as the endpoint counts them: a key of what files say beside their samples."""
@@ -82,8 +83,7 @@ class Ledger:
 
     def dropped(self, group: Sequence[Sample], cause: str) -> None:
         """No batch takes a group."""
-        # Tokens of the others were told when they were lost.
-        tokens = sum(s.num_generated for s in group if has_verdict(s.end_reason))
+        tokens = judged_tokens(group)
         self._note("dropped", group=group[0].group, reason=cause, tokens=tokens)
         self.forget([group[0].group])
 
@@ -112,13 +112,13 @@ class Ledger:
                     started.add(place)
                 case "lost":
                     found.stats[f"replaced/{entry['reason']}"] += 1
-                    _waste(found.stats, entry)
+                    count_waste(found.stats, entry["reason"], entry["tokens"])
                     if entry["reason"] == EndReason.driver:
                         started.discard(place)
                 case "dropped":
                     found.dropped.add(entry["group"])
                     found.stats[f"dropped/{entry['reason']}"] += 1
-                    _waste(found.stats, entry)
+                    count_waste(found.stats, entry["reason"], entry["tokens"])
                 case "batch" if entry["step"] in batches:
                     found.stats.clear()
         over = found.dropped.union(*batches.values())
@@ -163,8 +163,3 @@ class Ledger:
 
     def _note(self, event: str, **facts: Any) -> None:
         append_line(self._path, json.dumps({"event": event, **facts}))
-
-
-def _waste(stats: Counter[str], entry: dict[str, Any]) -> None:
-    stats[f"wasted/{entry['reason']}"] += entry["tokens"]
-    stats["wasted_tokens"] += entry["tokens"]

@@ -16,6 +16,7 @@ from .chat import ChatLayout
 from .episode import Engine, Episode, Limits, Sandbox, play
 from .outcome import has_verdict
 from .progress import Progress
+from .stats import count_waste
 
 MAX_ATTEMPTS = 6
 """Times one sample is tried; waiting 1, 2, 4, 8 and 16 s in between outlasts a server's restart."""
@@ -113,8 +114,7 @@ class Player:
 
     def waste(self, phase: str, cause: str, tokens: int) -> None:
         """Counts tokens that no file of samples holds."""
-        self.stats[phase][f"wasted/{cause}"] += tokens
-        self.stats[phase]["wasted_tokens"] += tokens
+        count_waste(self.stats[phase], cause, tokens)
 
     def cost(self, phase: str, wall_s: float) -> dict[str, float]:
         """What was counted in a phase, and its wall clock; counting starts anew."""

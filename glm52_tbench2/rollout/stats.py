@@ -4,15 +4,28 @@ Every share lies in [0, 1]; times are seconds. Names start with who computed the
 its own. A batch read back from its file gives the metrics it gave when it was written.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from .batch import Sample
-from .outcome import OUTCOMES, Cause
+from .outcome import OUTCOMES, Cause, has_verdict
 
 NEAR_CAP = 0.9
 """A turn of at least this share of the per-turn cap is a giant one."""
+
+
+def judged_tokens(group: Sequence[Sample]) -> int:
+    """Tokens that are wasted when a group is dropped; those of samples without a verdict were
+    counted when they were lost."""
+    return sum(s.num_generated for s in group if has_verdict(s.end_reason))
+
+
+def count_waste(stats: Counter[str], cause: str, tokens: int) -> None:
+    """Counts generated tokens that no file of samples holds."""
+    stats[f"wasted/{cause}"] += tokens
+    stats["wasted_tokens"] += tokens
 
 
 def rollout_metrics(
