@@ -107,7 +107,7 @@ class Driver:
         batches = {step: self._groups(step) for step in there}
         if missing:
             self.progress.enter("wait", missing[0])
-            version = await self._first_weights()
+            version = await self._served(0)
             for step in [step for step in missing if step <= version]:
                 log.warning("step %d has no batch and is trained: nothing to do", step)
                 missing.remove(step)
@@ -133,12 +133,6 @@ class Driver:
                 await asyncio.to_thread(self._write, step, samples, stats)
                 stream.written(samples)
             running.cancel()
-
-    async def _first_weights(self) -> int:
-        """The version that engines serve, once they serve one."""
-        while (version := await self.endpoints.weights()) is None:
-            await asyncio.sleep(POLL_S)
-        return version
 
     def _groups(self, step: int) -> set[int]:
         """Numbers of the groups that the batch of `step` holds."""
@@ -173,9 +167,13 @@ class Driver:
     async def _wait_for(self, version: int, step: int) -> bool:
         """Whether the engines came to serve `version`; False: they are past it."""
         self.progress.enter("wait", step)
-        while (served := await self.endpoints.weights()) is None or served < version:
+        return await self._served(version) == version
+
+    async def _served(self, least: int) -> int:
+        """The version that engines serve, once it is at least that."""
+        while (served := await self.endpoints.weights()) is None or served < least:
             await asyncio.sleep(POLL_S)
-        return served == version
+        return served
 
     def _have(self, kind: str, step: int) -> bool:
         """Whether the file of `step` is there and good; a damaged one is moved aside."""

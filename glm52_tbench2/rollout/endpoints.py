@@ -1,7 +1,9 @@
 """The environment and the engines of a job, found by their signals at each use."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from time import perf_counter
+from typing import TypeVar
 
 from ..config.schema import RunConfig
 from ..config.signals import Signals
@@ -11,6 +13,22 @@ from .episode import Engine
 from .player import RolloutError
 
 POLL_S = 0.05
+T = TypeVar("T")
+
+
+async def there(
+    ask: Callable[[], Awaitable[T | None]],
+    deadline_s: float,
+    otherwise: str,
+    poll_s: float = POLL_S,
+) -> T:
+    """What `ask` gives, once it gives something. Raises RolloutError, which says `otherwise`."""
+    began = perf_counter()
+    while (found := await ask()) is None:
+        if perf_counter() - began > deadline_s:
+            raise RolloutError(f"{otherwise} within {deadline_s:g} s")
+        await asyncio.sleep(poll_s)
+    return found
 
 
 class Endpoints:
@@ -26,21 +44,24 @@ class Endpoints:
         Ready are those that answer and serve no older weights than the others: one that was
         restarted may have to wait for them. Raises RolloutError when none is within its deadline.
         """
-        count, deadline_s = self._config.engine.num_engines, self._config.cluster.deadlines.engine
-        began = perf_counter()
-        while True:
+        count = self._config.engine.num_engines
+
+        async def ready() -> EngineClient | None:
             for turn in range(count):
                 if client := await self._connected((number + turn) % count):
                     return client
-            if perf_counter() - began > deadline_s:
-                raise RolloutError(f"engine/{number % count} was not ready within {deadline_s:g} s")
-            await asyncio.sleep(POLL_S)
+            return None
+
+        deadline_s = self._config.cluster.deadlines.engine
+        return await there(ready, deadline_s, f"engine/{number % count} was not ready")
 
     async def open_sandbox(self) -> EnvSession:
         """A new session with the environment, once it is ready."""
         sandbox = self._config.sandbox
-        # Only an external server has an address that is known beforehand.
-        url = sandbox.url or await self._env()
+        url = sandbox.url  # only an external server has one that is known beforehand
+        if url is None:
+            deadline_s = self._config.cluster.deadlines.env
+            url = await there(lambda: self._get("env/0"), deadline_s, "env/0 was not ready")
         return await EnvSession.open(url, reset_timeout_s=sandbox.start_timeout_s)
 
     async def weights(self) -> int | None:
@@ -86,15 +107,6 @@ class Endpoints:
         except EngineError:
             return False
         return served is not None and served >= (newest or 0)
-
-    async def _env(self) -> str:
-        deadline_s = self._config.cluster.deadlines.env
-        began = perf_counter()
-        while (url := await self._get("env/0")) is None:
-            if perf_counter() - began > deadline_s:
-                raise RolloutError(f"env/0 was not ready within {deadline_s:g} s")
-            await asyncio.sleep(POLL_S)
-        return url
 
     async def _get(self, key: str) -> str | None:
         return await asyncio.to_thread(self._signals.get, key)

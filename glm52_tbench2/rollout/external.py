@@ -1,17 +1,14 @@
 """Episodes on a server that somebody else runs (engine.url)."""
 
-import asyncio
 from collections.abc import Sequence
-from time import perf_counter
 
 from ..config.schema import RunConfig
 from ..config.signals import Signals
 from ..engines.client import Generation, Message
 from ..engines.external import ExternalOpenAi, client_of
 from .chat import ChatLayout
-from .endpoints import Endpoints
+from .endpoints import Endpoints, there
 from .episode import Engine
-from .player import RolloutError
 
 _POLL_S = 1.0
 
@@ -76,16 +73,16 @@ class ExternalEndpoints(Endpoints):
 
         Raises RolloutError.
         """
+
+        async def answering() -> Engine | None:
+            if self._client.failed and not await self._client.health():
+                return None
+            self._client.failed = False
+            return self._engine
+
         deadline_s = self._config.cluster.deadlines.engine
-        began = perf_counter()
-        while self._client.failed and not await self._client.health():
-            if perf_counter() - began > deadline_s:
-                raise RolloutError(
-                    f"engine.url, {self._client.url}, did not answer within {deadline_s:g} s"
-                )
-            await asyncio.sleep(_POLL_S)
-        self._client.failed = False
-        return self._engine
+        silent = f"engine.url, {self._client.url}, did not answer"
+        return await there(answering, deadline_s, silent, _POLL_S)
 
     async def close(self) -> None:
         """Closes the connections to the endpoint."""

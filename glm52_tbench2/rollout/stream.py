@@ -18,13 +18,13 @@ from ..config.schema import RunConfig
 from . import schedule
 from .admission import Admission
 from .batch import Sample
+from .endpoints import POLL_S
 from .episode import Limits
 from .groups import MAX_DRAWS, Judge
 from .ledger import Ledger
 from .outcome import has_verdict
 from .player import Player, Wanted
 
-_POLL_S = 0.05
 _RATE_S = 60.0
 """Tokens a second are taken over at least this long: two batches may be complete at one moment."""
 TOO_OLD = "max_staleness"
@@ -235,7 +235,7 @@ class Stream:
             if version is not None and version != self._version:
                 self._version = version
                 self._may_start.set()
-            await asyncio.sleep(_POLL_S)
+            await asyncio.sleep(POLL_S)
 
     # --- what is told ----------------------------------------------------------------------------
 
