@@ -10,7 +10,7 @@ from glm52_tbench2.config.errors import UserError
 from glm52_tbench2.config.schema import Api, RunConfig
 
 from .client import EngineClient
-from .http import CONTROL_TIMEOUT_S, EngineError, HttpClient
+from .http import EngineError, HttpClient
 from .openai import OpenAiClient
 
 KEYS = {
@@ -34,28 +34,17 @@ class Served:
 class _Guarded(HttpClient):
     """Refusals that no other try can mend end the run in a sentence, not a sample."""
 
-    async def _call(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None,
-        timeout_s: float = CONTROL_TIMEOUT_S,
-        refusable: bool = False,
-    ) -> Any:
-        try:
-            return await super()._call(method, path, body, timeout_s, refusable)
-        except EngineError as error:
-            if error.status in (401, 403):
-                raise UserError(
-                    f"engine.url, {self.url}, refuses the key ({error}); put one that is valid "
-                    "into the environment variable GLM52_ENDPOINT_KEY."
-                ) from None
-            if error.status == 404 and method == "POST":
-                raise UserError(
-                    f"engine.url, {self.url}, knows no {path} or not the model asked for "
-                    f"({error}); change engine.url, engine.api or engine.model."
-                ) from None
-            raise
+    def _complain(self, method: str, path: str, error: EngineError) -> None:
+        if error.status in (401, 403):
+            raise UserError(
+                f"engine.url, {self.url}, refuses the key ({error}); put one that is valid "
+                "into the environment variable GLM52_ENDPOINT_KEY."
+            ) from None
+        if error.status == 404 and method == "POST":
+            raise UserError(
+                f"engine.url, {self.url}, knows no {path} or not the model asked for "
+                f"({error}); change engine.url, engine.api or engine.model."
+            ) from None
 
 
 class ExternalOpenAi(_Guarded, OpenAiClient):

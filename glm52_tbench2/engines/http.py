@@ -83,9 +83,13 @@ class HttpClient:
     ) -> Any:
         try:
             return await self._answer(method, path, body, timeout_s, refusable)
-        except EngineError:
+        except EngineError as error:
             self.failed = True
+            self._complain(method, path, error)
             raise
+
+    def _complain(self, method: str, path: str, error: EngineError) -> None:
+        """Where a kind of client raises something else for some errors."""
 
     async def _answer(
         self,
