@@ -73,11 +73,10 @@ class StandIns:
         pass
 
     async def weights(self) -> int:
-        while (path := batch_path(self.run_dir, "rollouts", self.trained + 1)).exists():
+        while batch_path(self.run_dir, "rollouts", self.trained + 1).exists():
             self.trained += 1
             if self.trained > 2:  # nobody reads the older ones; the disk is not what is measured
                 batch_path(self.run_dir, "rollouts", self.trained - 2).unlink(missing_ok=True)
-            assert path.exists()
             self.memory_mb.append(psutil.Process().memory_info().rss / 2**20)
         return self.trained
 
@@ -155,9 +154,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     config = settings(given.episodes, given.concurrent)
     chat = ChatLayout.load(resolve(config.model.path))
-    end = chat.stop_token_ids[-1]
-    command = [*chat._plain("```bash\nls -la | head\n```"), end]
-    turns = [command] * (TURNS - 1) + [[*chat._plain("TASK_COMPLETE"), end]]
+    command = chat.turn("```bash\nls -la | head\n```", ended=True)
+    turns = [command] * (TURNS - 1) + [chat.turn("TASK_COMPLETE", ended=True)]
     here, there = multiprocessing.Pipe()
     server = multiprocessing.get_context("spawn").Process(
         target=serve_engine, args=(there, turns), daemon=True
