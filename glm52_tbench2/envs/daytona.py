@@ -32,7 +32,7 @@ from ..config.errors import UserError
 from ..config.schema import SandboxConfig
 from ..tasks.suite import Task
 from .dockerfile import inlined
-from .remote import RemoteSandbox
+from .remote import RUN_LABEL, RemoteSandbox, new_name, started
 from .sandbox import OpenSandbox, SandboxError
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _API = "https://app.daytona.io/api"
-_LABEL = "glm52-tbench2.run"
 _ASK_S = 20.0
 _REMOVE_S = 30.0
 _MINUTE_S = 60.0
@@ -103,17 +102,13 @@ class _Cloud:
         """A sandbox of the task. Raises SandboxError."""
         machine = _Machine(self)
         self._machines.add(machine)
-        try:
+
+        def start() -> None:
             params = self._params(machine.name, task, config)
             with self._starting:
                 machine.start(params, time.monotonic() + config.start_timeout_s)
-        except SandboxError as error:
-            machine.close()
-            raise SandboxError(f"task {task.id} cannot be set up: {error}") from error
-        except BaseException:
-            machine.close()
-            raise
-        return RemoteSandbox(task, config, machine)
+
+        return started(machine, start, task, config)
 
     def forget(self, machine: "_Machine") -> None:
         """It needs no refreshing any more."""
@@ -182,7 +177,7 @@ class _Cloud:
         return CreateSandboxFromImageParams(
             name=name,
             image=image,
-            labels={_LABEL: self._label, "task": task.id},
+            labels={RUN_LABEL: self._label, "task": task.id},
             resources=Resources(
                 cpu=math.ceil(task.cpus),
                 memory=math.ceil(memory_mb / 1024),
@@ -197,7 +192,7 @@ class _Machine:
     """A :class:`remote.Machine`: a sandbox known by its name, from before it exists."""
 
     def __init__(self, cloud: _Cloud) -> None:
-        self.name = f"glm52-{secrets.token_hex(8)}"
+        self.name = new_name()
         self._cloud = cloud
         self._sandbox: Sandbox | None = None
         self._closed = False
@@ -322,7 +317,7 @@ def _found(client: "Daytona", label: str) -> list[str]:
     """Names of the sandboxes of a run. Raises DaytonaError."""
     from daytona import ListSandboxesQuery
 
-    query = ListSandboxesQuery(labels={_LABEL: label})
+    query = ListSandboxesQuery(labels={RUN_LABEL: label})
     return [sandbox.name for sandbox in client.list(query, request_timeout=_ASK_S)]
 
 

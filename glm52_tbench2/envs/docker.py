@@ -1,6 +1,5 @@
 """Provider `docker`: a container of this machine's engine, by way of its command line."""
 
-import secrets
 import shutil
 import subprocess
 import threading
@@ -12,10 +11,9 @@ from contextlib import contextmanager, suppress
 from ..config.errors import UserError
 from ..config.schema import SandboxConfig
 from ..tasks.suite import Task, asked
-from .remote import RemoteSandbox
+from .remote import RUN_LABEL, RemoteSandbox, new_name, started
 from .sandbox import OpenSandbox, SandboxError
 
-_LABEL = "glm52-tbench2.run"
 _ASK_S = 20.0
 _REMOVE_S = 60.0
 _END_S = 4.0
@@ -47,7 +45,7 @@ def opened(config: SandboxConfig, label: str) -> Iterator[OpenSandbox]:
         raise UserError(
             "Docker does not remove what an earlier process of this run has left "
             f"({' '.join(str(error).split())}); look at: "
-            f"docker ps --all --filter label={_LABEL}={label}"
+            f"docker ps --all --filter label={RUN_LABEL}={label}"
         ) from error
     engine = _Engine(config, label)
     try:
@@ -60,7 +58,7 @@ def opened(config: SandboxConfig, label: str) -> Iterator[OpenSandbox]:
 
 def sweep(label: str) -> None:
     """Removes every container of a run. Raises SandboxError."""
-    asked_for = ("ps", "--all", "--quiet", "--filter", f"label={_LABEL}={label}")
+    asked_for = ("ps", "--all", "--quiet", "--filter", f"label={RUN_LABEL}={label}")
     if found := _docker(*asked_for, timeout_s=_REMOVE_S).decode().split():
         _docker("rm", "--force", "--volumes", *found, timeout_s=_REMOVE_S)
 
@@ -78,19 +76,15 @@ class _Engine:
     def open(self, task: Task, config: SandboxConfig) -> RemoteSandbox:
         """A container of the task. Raises SandboxError."""
         container = _Container()
-        try:
+
+        def start() -> None:
             with self._starting:
                 self._complain_ended()
                 image = task.docker_image or self._built(task, config.start_timeout_s)
                 self._complain_ended()  # a build takes long
                 self._start(container, image, task, config)
-        except SandboxError as error:
-            container.close()
-            raise SandboxError(f"task {task.id} cannot be set up: {error}") from error
-        except BaseException:
-            container.close()
-            raise
-        return RemoteSandbox(task, config, container)
+
+        return started(container, start, task, config)
 
     def end(self) -> None:
         """Starts none any more, and waits a moment for those on their way."""
@@ -113,7 +107,7 @@ class _Engine:
     ) -> None:
         _docker(
             *("run", "--detach", "--rm", "--init", "--name", container.name),
-            *("--label", f"{_LABEL}={self._label}", "--workdir", task.workdir),
+            *("--label", f"{RUN_LABEL}={self._label}", "--workdir", task.workdir),
             *("--cpus", f"{task.cpus:g}", "--pids-limit", str(config.max_processes)),
             *("--memory", f"{config.memory_mb or task.memory_mb}m"),
             *("--entrypoint", "sleep", image, "infinity"),
@@ -135,7 +129,7 @@ class _Container:
     """A :class:`remote.Machine`."""
 
     def __init__(self) -> None:
-        self.name = f"glm52-{secrets.token_hex(8)}"
+        self.name = new_name()
 
     def run(self, command: Sequence[str], data: bytes, timeout_s: float) -> bytes:
         """As :meth:`Machine.run`."""

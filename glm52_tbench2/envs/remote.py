@@ -14,7 +14,7 @@ import itertools
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -24,6 +24,8 @@ from .dockerfile import pack_tests
 from .sandbox import REWARD_BYTES, ExecResult, SandboxError, Verdict, verdict_of
 from .shell import UNFINISHED
 
+RUN_LABEL = "glm52-tbench2.run"
+"""Key of the label that says to which run a machine belongs."""
 _INSIDE = Path(__file__).with_name("inside.sh").read_text()
 _SLICE_S = 20.0
 """Longest single call: connections on which nothing happens for longer are cut by what lies
@@ -46,6 +48,29 @@ class Machine(Protocol):
     def close(self) -> None:
         """Removes the machine. May be called twice, and from any thread."""
         ...
+
+
+def new_name() -> str:
+    """A name for a machine that no other has."""
+    return f"glm52-{secrets.token_hex(8)}"
+
+
+def started(
+    machine: Machine, start: Callable[[], None], task: Task, config: SandboxConfig
+) -> "RemoteSandbox":
+    """The task's sandbox on a machine that `start` starts; one that does not start is closed.
+
+    Raises SandboxError.
+    """
+    try:
+        start()
+    except SandboxError as error:
+        machine.close()
+        raise SandboxError(f"task {task.id} cannot be set up: {error}") from error
+    except BaseException:
+        machine.close()
+        raise
+    return RemoteSandbox(task, config, machine)
 
 
 class RemoteSandbox:
