@@ -5,10 +5,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -16,12 +17,15 @@ from types import UnionType
 from typing import Any, get_args, get_origin
 
 import pytest
+import uvicorn
 
 from glm52_tbench2.config.compose import save_run_config
 from glm52_tbench2.config.errors import UserError
 from glm52_tbench2.config.schema import RunConfig, SandboxConfig, SandboxProvider
 from glm52_tbench2.envs import docker, providers
+from glm52_tbench2.envs.core import ConcurrencyConfig, Environment, create_fastapi_app
 from glm52_tbench2.envs.local import LocalSandbox
+from glm52_tbench2.envs.models import Tbench2Action, Tbench2Observation
 from glm52_tbench2.envs.sandbox import OpenSandbox, Sandbox
 from glm52_tbench2.tasks.suite import Task, load_task
 
@@ -273,3 +277,22 @@ def server(tmp_path_factory: pytest.TempPathFactory, suite: Path) -> Iterator[Se
     server = Server(tmp_path_factory.mktemp("run"), suite, max_concurrent=16, command_timeout_s=60)
     yield server
     server.stop()
+
+
+@contextmanager
+def serving(environment: type[Environment[Any, Any, Any]]) -> Iterator[str]:
+    """URL of OpenEnv's own server of an environment with tbench2's actions."""
+    app = create_fastapi_app(
+        environment,
+        Tbench2Action,
+        Tbench2Observation,
+        concurrency_config=ConcurrencyConfig(max_concurrent_envs=4),
+        mode="simulation",
+    )
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server.should_exit = True
+        thread.join()

@@ -2,19 +2,17 @@
 
 import asyncio
 import json
-import socket
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
 
 import pytest
-import uvicorn
 from websockets.asyncio.server import ServerConnection, serve
 
 from glm52_tbench2.envs.client import EnvSession, SandboxError
-from glm52_tbench2.envs.core import ConcurrencyConfig, Environment, create_fastapi_app
+from glm52_tbench2.envs.core import Environment
 from glm52_tbench2.envs.models import Tbench2Action, Tbench2Observation, Tbench2State
+
+from .conftest import serving
 
 MARK = {"harness": "tests/test.sh"}
 VERDICTS = {
@@ -55,20 +53,8 @@ class Upstream(Environment[Tbench2Action, Tbench2Observation, Tbench2State]):
 @pytest.fixture(scope="module")
 def upstream() -> Iterator[str]:
     """URL of a server of :class:`Upstream`."""
-    app = create_fastapi_app(
-        Upstream,
-        Tbench2Action,
-        Tbench2Observation,
-        concurrency_config=ConcurrencyConfig(max_concurrent_envs=4),
-        mode="simulation",
-    )
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
-    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        server.should_exit = True
-        thread.join()
+    with serving(Upstream) as url:
+        yield url
 
 
 @pytest.mark.parametrize("name", VERDICTS)

@@ -8,15 +8,14 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
-import uvicorn
 
 from glm52_tbench2.config.errors import UserError
 from glm52_tbench2.config.schema import SandboxConfig, SandboxProvider
 from glm52_tbench2.envs import providers
-from glm52_tbench2.envs.core import ConcurrencyConfig, Environment, create_fastapi_app
+from glm52_tbench2.envs.core import Environment
 from glm52_tbench2.envs.models import Tbench2Action, Tbench2Observation, Tbench2State
 
-from .conftest import CONFIG, Server
+from .conftest import CONFIG, Server, serving
 
 
 def external(url: str) -> SandboxConfig:
@@ -50,20 +49,8 @@ class Echo(Environment[Tbench2Action, Tbench2Observation, Tbench2State]):
 @pytest.fixture(scope="module")
 def other() -> Iterator[str]:
     """URL of a server of :class:`Echo`."""
-    app = create_fastapi_app(
-        Echo,
-        Tbench2Action,
-        Tbench2Observation,
-        concurrency_config=ConcurrencyConfig(max_concurrent_envs=4),
-        mode="simulation",
-    )
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
-    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        server.should_exit = True
-        thread.join()
+    with serving(Echo) as url:
+        yield url
 
 
 def test_a_server_of_the_contract_passes_and_keeps_no_place(server: Server) -> None:
