@@ -60,13 +60,13 @@ def test_no_changed_leaf_is_missed_and_no_other_is_named(found: tuple[Side, set[
 def test_the_sides_can_be_swapped(found: tuple[Side, set[str]]) -> None:
     other, _ = found
     mine, theirs = compare([BASE, other]), compare([other, BASE])
-    assert {(one.group, one.name, one.effect) for one in mine} == {
+    assert [(one.group, one.name, one.effect) for one in mine] == [
         (one.group, one.name, one.effect) for one in theirs
-    }
+    ]
     assert {one.name: one.values for one in mine} == {one.name: one.values for one in theirs}
     forth, back = conclude(BASE, other, mine), conclude(other, BASE, theirs)
     assert forth.verdict is back.verdict
-    assert {one.name for one in forth.causes} == {one.name for one in back.causes}
+    assert [one.name for one in forth.causes] == [one.name for one in back.causes]
 
 
 @UNTIMED

@@ -165,7 +165,11 @@ def _weights(sides: Sequence[Side]) -> list[Difference]:
 
 
 def _config(sides: Sequence[Side]) -> list[Difference]:
-    names = dict.fromkeys(name for side in sides for name in side.knobs)
+    places = {name: place for place, name in enumerate(knob_docs())}
+    names = sorted(
+        {name for side in sides for name in side.knobs},
+        key=lambda name: (places.get(name, len(places)), name),
+    )
     moved = {"model.path": _same_weights(sides), "data.tasks_dir": _same_files(sides)}
     found = []
     for name in names:
@@ -317,9 +321,9 @@ def _facts(
     known: Mapping[str, Mapping[str, str]], group: Group, effect: Effect
 ) -> list[Difference]:
     """Of facts by side and name, those that the sides that know them do not share."""
-    names = dict.fromkeys(name for facts in known.values() for name in facts)
+    names = {name for facts in known.values() for name in facts}
     found = []
-    for name in names:
+    for name in sorted(names):
         values = {label: one[name] for label, one in known.items() if name in one}
         if len(set(values.values())) > 1:
             found.append(Difference(group, name, effect, values))
