@@ -182,7 +182,7 @@ def write_batch(
     """
     rows = sorted(samples, key=lambda s: (s.group, s.index))
     for sample in rows:
-        _check_sample(sample, step)
+        check_sample(sample, step)
     metadata = {
         "schema_version": SCHEMA_VERSION,
         "identity": identity,
@@ -260,7 +260,7 @@ def from_table(table: pa.Table, step: int) -> list[Sample]:
         values = dict(zip(names, row, strict=True))
         values["turns"] = [Turn(**turn) for turn in values["turns"]]
         samples.append(Sample(**values))
-        _check_sample(samples[-1], step)
+        check_sample(samples[-1], step)
     return samples
 
 
@@ -315,7 +315,7 @@ def _rows(column: pa.ChunkedArray) -> list[np.ndarray]:
     return np.split(flat, np.cumsum(lengths)[:-1]) if len(lengths) else []
 
 
-def _check_sample(sample: Sample, step: int) -> None:
+def check_sample(sample: Sample, step: int) -> None:
     """Raises ValueError when the parts of a sample disagree."""
     where = f"sample {sample.sample_id}"
     if sample.step != step:

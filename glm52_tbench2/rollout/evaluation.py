@@ -16,7 +16,7 @@ from ..config.pass_at_k import PASS, ks, pass_at_k
 from ..config.schema import RunConfig
 from .batch import Sample
 from .collect import Collector
-from .ledger import COUNTED, Ledger
+from .ledger import Ledger
 from .outcome import has_verdict
 
 RESULTS_FILE = "results.jsonl"
@@ -54,7 +54,7 @@ class Evaluation:
         stats[TAKEN_OVER] = len(self._there)
         counted = [s.counted_tokens for s in samples if s.counted_tokens is not None]
         if counted:
-            stats[COUNTED] = sum(counted)
+            stats["counted_tokens"] = sum(counted)
         return samples, stats
 
     def written(self) -> None:

@@ -104,7 +104,7 @@ def test_another_server_of_the_model_scores_the_same_to_the_bit_also_when_killed
         ),
         stdout=subprocess.DEVNULL,
     )
-    pending = "*/eval/pending/*.arrow"
+    pending = "*/eval/pending/*.safetensors"
     wait_until(lambda: len(list(tmp_path.glob(pending))) >= 3, "three samples")
     process.send_signal(signal.SIGKILL)
     process.wait()

@@ -57,13 +57,13 @@ def test_a_killed_driver_plays_only_what_is_missing(tmp_path, chat):
 
     async def until_some_are_done() -> None:
         driver = asyncio.create_task(Driver(killed, config, "id", first, chat).run())
-        while len(list((killed / "eval" / "pending").glob("*.arrow"))) < 9:
+        while len(list((killed / "eval" / "pending").glob("*.safetensors"))) < 9:
             await asyncio.sleep(0.005)
         driver.cancel()
         await asyncio.wait([driver])
 
     asyncio.run(until_some_are_done())
-    kept = len(list((killed / "eval" / "pending").glob("*.arrow")))
+    kept = len(list((killed / "eval" / "pending").glob("*.safetensors")))
     with (killed / "results.jsonl").open("a") as file:
         file.write('{"task_id": "cut sho')  # as a kill leaves it
 
@@ -81,7 +81,7 @@ def test_a_killed_driver_plays_only_what_is_missing(tmp_path, chat):
 def test_a_damaged_sample_is_played_again(tmp_path, chat):
     pending = tmp_path / "eval" / "pending"
     pending.mkdir(parents=True)
-    (pending / "000000-0.arrow").write_bytes(b"PAR1")
+    (pending / "000000-0.safetensors").write_bytes(b"PAR1")
     drive(ScriptedJob(tmp_path, chat), make_config(steps=0))
     assert len(batch(tmp_path, 0, "eval")) == 2 * len(TASKS)
 

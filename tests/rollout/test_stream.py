@@ -305,7 +305,7 @@ def test_tokens_of_an_engine_that_was_left_behind_are_not_trained(tmp_path, chat
 def test_damaged_leftovers_are_played_again(tmp_path, chat):
     pending = tmp_path / "rollouts" / "pending"
     pending.mkdir(parents=True)
-    (pending / "000000-1.arrow").write_bytes(b"half")
+    (pending / "000000-1.safetensors").write_bytes(b"half")
     with (tmp_path / "rollouts" / "ledger.jsonl").open("w") as file:
         file.write('{"event": "start", "group": 0, "index": 1}\n{"event": "sta')
     drive(SlowTrainer(tmp_path, chat), config(steps=2))
