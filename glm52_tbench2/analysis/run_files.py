@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,17 @@ class RunFiles:
         """One dict a sample with the `columns` that the file has; [] with a warning if damaged."""
         return self._read(kind, step, columns, None)
 
+    def columns(self, kind: str, step: int, names: Sequence[str]) -> dict[str, list[Any]]:
+        """Column -> a value a sample, of those of `names` that the file has; lists of numbers as
+        arrays, [T] each. {} with a warning if the file is damaged, without one if it is not there.
+        """
+        if not self._file(kind, step).exists():
+            return {}
+        table = self._table(kind, step, names)
+        if table is None:
+            return {}
+        return {name: _values(table[name].combine_chunks()) for name in table.column_names}
+
     def sample(self, kind: str, step: int, sample_id: str) -> Row | None:
         """Every column of one sample; None if it is not there."""
         rows = self._read(kind, step, None, [("sample_id", "==", sample_id)])
@@ -138,18 +150,28 @@ class RunFiles:
     def _read(
         self, kind: str, step: int, columns: Sequence[str] | None, filters: list[Any] | None
     ) -> list[Row]:
+        table = self._table(kind, step, columns, filters)
+        return [] if table is None else table.to_pylist()
+
+    def _table(
+        self,
+        kind: str,
+        step: int,
+        columns: Sequence[str] | None,
+        filters: list[Any] | None = None,
+    ) -> pa.Table | None:
         path = self._file(kind, step)
         try:
             with pq.ParquetFile(path) as file:
                 known = file.schema_arrow.names
                 wanted = known if columns is None else [name for name in columns if name in known]
                 if filters is None:  # read_table imports pandas, which takes longer than all files
-                    return file.read(columns=wanted).to_pylist()
-            return pq.read_table(path, columns=wanted, filters=filters).to_pylist()
+                    return file.read(columns=wanted)
+            return pq.read_table(path, columns=wanted, filters=filters)
         except (OSError, pa.ArrowException) as error:
             reason = str(error).splitlines()[0]
             self._warn(f"{path.relative_to(self.path)} is not readable and left out: {reason}")
-            return []
+            return None
 
     def _file(self, kind: str, step: int) -> Path:
         return self.path / kind / f"step_{step:06d}.parquet"
@@ -168,6 +190,15 @@ class RunFiles:
     def _warn(self, text: str) -> None:
         if text not in self.warnings:
             self.warnings.append(text)
+
+
+def _values(column: pa.Array) -> list[Any]:
+    """A value a row; a row of a list of numbers is an array, made without an object a number."""
+    if not (pa.types.is_list(column.type) and pa.types.is_primitive(column.type.value_type)):
+        return column.to_pylist()
+    flat = column.values.to_numpy(zero_copy_only=False)
+    ends = column.offsets.to_numpy()
+    return [flat[start:end] for start, end in pairwise(ends)]
 
 
 def definitions_differ(runs: Sequence[RunFiles], name: str) -> str | None:

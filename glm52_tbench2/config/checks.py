@@ -14,6 +14,8 @@ from .schema import (
     RunConfig,
     SandboxConfig,
     SandboxProvider,
+    SentinelAction,
+    Sign,
     WeightTransport,
 )
 
@@ -68,6 +70,7 @@ def problems(config: RunConfig) -> list[str]:
         *sandbox_problems(config.sandbox),
         *_transport(config),
         *_endpoint(config),
+        *_sentinel(config),
     ]
 
 
@@ -353,6 +356,18 @@ def _url_problem(name: str, url: str, instead: str) -> str | None:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         return f"{name} is {url}; write it as http://HOST:PORT."
     return None
+
+
+def _sentinel(config: RunConfig) -> list[str]:
+    found = []
+    for sign, action in config.sentinel.actions.items():
+        for word, known in ((sign, Sign), (action, SentinelAction)):
+            if word not in known.__members__:
+                found.append(
+                    f"sentinel.actions holds {sign}: {action}, but '{word}' is none of "
+                    f"{', '.join(known.__members__)}; write one of them."
+                )
+    return found
 
 
 def _gpus(config: RunConfig) -> list[str]:

@@ -123,6 +123,8 @@ CLASSES: dict[str, Judgement] = {
     "eval.temperature": _measured("an evaluation samples at another temperature"),
     "checkpoint": _SPEED,
     "checkpoint.keep_last": _COSMETIC,
+    # Masked samples, a pause or an early end change what is trained; a note does not.
+    "sentinel": _TRAINING,
     "tracking": _COSMETIC,
 }
 """Prefix of knob names -> judgement; the longest that fits decides."""

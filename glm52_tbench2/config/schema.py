@@ -10,6 +10,9 @@ from typing import Any
 
 from omegaconf import MISSING
 
+NEAR_CAP = 0.9
+"""A turn of at least this share of rollout.max_turn_tokens is a giant one."""
+
 
 class ModelFamily(Enum):
     glm_moe_dsa = "glm_moe_dsa"
@@ -119,6 +122,30 @@ class SandboxProvider(Enum):
 class Scheduler(Enum):
     local = "local"
     slurm = "slurm"
+
+
+class Sign(Enum):
+    mismatch_growth = "mismatch_growth"
+    capped_burst = "capped_burst"
+    negative_truncated = "negative_truncated"
+    sign_persistent = "sign_persistent"
+    repetition = "repetition"
+    visits = "visits"
+    entropy = "entropy"
+    length = "length"
+    zero_signal = "zero_signal"
+    silent = "silent"
+    held_out_churn = "held_out_churn"
+    stalled = "stalled"
+
+
+class SentinelAction(Enum):
+    ignore = "ignore"
+    note = "note"
+    checkpoint = "checkpoint"
+    mask = "mask"
+    pause = "pause"
+    stop = "stop"
 
 
 class WandbMode(Enum):
@@ -504,6 +531,28 @@ class CheckpointConfig:
 
 
 @dataclass
+class SentinelConfig:
+    action: SentinelAction = MISSING
+    """What an alarm does: ignore, note, checkpoint, mask (offending samples), pause or stop."""
+    actions: dict[str, str] = MISSING
+    """Sign -> what its alarm does instead, as +sentinel.actions.length=ignore."""
+    min_steps: int = MISSING
+    """Steps that tell what is usual, before anything is said to grow."""
+    similarity: float = MISSING
+    """Share of common shingles from which two giant turns are near-identical."""
+    repeats: int = MISSING
+    """repetition: steps in which near-identical giant turns come again."""
+    persistence: int = MISSING
+    """sign_persistent: visits of a task in a row that push its giant turns down."""
+    visits: float = MISSING
+    """visits: times each task has been trained, on average."""
+    capped_drift: float = MISSING
+    """capped_burst: mean |log p_trainer - log p_rollout| on turns near the cap."""
+    truncated_share: float = MISSING
+    """length: share of truncated samples."""
+
+
+@dataclass
 class TrackingConfig:
     wandb: WandbMode = MISSING
     """online, offline (a folder to sync later) or disabled."""
@@ -547,6 +596,8 @@ class RunConfig:
     """How progress is measured."""
     checkpoint: CheckpointConfig = MISSING
     """What survives a kill."""
+    sentinel: SentinelConfig = MISSING
+    """What is done about a run that turns unhealthy."""
     tracking: TrackingConfig = MISSING
     """Where metrics go."""
 

@@ -9,11 +9,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from ..config.schema import NEAR_CAP
 from .batch import Sample
 from .outcome import OUTCOMES, Cause, has_verdict
-
-NEAR_CAP = 0.9
-"""A turn of at least this share of the per-turn cap is a giant one."""
 
 
 def judged_tokens(group: Sequence[Sample]) -> int:

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch.distributed as dist
 
+from glm52_tbench2.analysis.sentinel.files import Alarm
 from glm52_tbench2.config import metrics_log
 from glm52_tbench2.config.errors import UserError
 from glm52_tbench2.config.files import atomic_path
@@ -42,6 +44,7 @@ from .microbatch import Scores
 from .model import build_model, wrap
 from .optimizer import build_optimizer
 from .step import TrainStep
+from .watch import PAUSED, Watch, act, wants_checkpoint
 
 _POLL_S = 0.05
 # Other ranks wait inside a collective, which must not time out during a long rollout.
@@ -57,6 +60,21 @@ class BatchDamaged(Exception):
 
     The driver may be past it and would not look again: only a restart of the job makes it anew.
     """
+
+
+@dataclass
+class _Seen:
+    """What rank 0 sees while the next batch is waited for."""
+
+    batch: bool = False
+    """It is there, and the run is not paused."""
+    gone: bool = False
+    """It was there at start-up, and is not any more."""
+    checkpoint_wanted: bool = False
+    """The job is about to end."""
+    engine_without: bool = False
+    """An engine needs the weights."""
+    alarms: list[Alarm] = field(default_factory=list)
 
 
 class TrainingLoop:
@@ -85,6 +103,7 @@ class TrainingLoop:
         self.sender = None if rank else make_sender(run, run_dir, self.signals)
         self.step = self.saved = found or 0
         """Steps trained, which is the version of the weights."""
+        self.watch = Watch(run_dir, run, rank, self.step)
         self.recorded = self._recorded()
         """The last of the batches that follow and were there at start-up."""
         log.info("ready at step %d after %.1f s", self.step, perf_counter() - started)
@@ -117,7 +136,7 @@ class TrainingLoop:
         batch = self._next_batch(step)
         waited = perf_counter() - started
         ranks.seed(self.config.seed, step)
-        result = self.train_step(batch, step)
+        result = self.train_step(batch, step, self.watch.masked(batch))
         self.step = step
         self._write_scores(batch, result.scores)
         pushed = self._push()
@@ -141,8 +160,11 @@ class TrainingLoop:
             )
         # Before the checkpoint: a run that goes on from there would not come back for them.
         self._log_metrics("trainer", metrics)
-        if step % self.config.checkpoint.every == 0 or step == self.config.steps:
+        alarms = self.watch.observe(step, batch, result.scores, metrics)
+        due = step % self.config.checkpoint.every == 0 or step == self.config.steps
+        if due or wants_checkpoint(alarms):
             self._save()
+        act(self.run_dir, alarms)
 
     def _save(self) -> None:
         """Writes the checkpoint of the last step trained, unless it is there."""
@@ -171,21 +193,21 @@ class TrainingLoop:
         return found[0]
 
     def _next_batch(self, step: int) -> list[Sample]:
-        path = batch_path(self.run_dir, "rollouts", step)
-        # What rank 0 sees: the batch, whether a checkpoint is asked for before the job's end, and
-        # whether an engine needs the weights.
-        seen = [False, False, False]
-        while not seen[0]:
+        path, started = batch_path(self.run_dir, "rollouts", step), perf_counter()
+        seen = [_Seen()]
+        while not seen[0].batch:
             if self.rank == 0:
-                seen = self._look_for(path)
+                seen = [self._look_for(path, started)]
             dist.broadcast_object_list(seen, src=0)
-            if not seen[0] and self.step < self.recorded:
+            now = seen[0]
+            if now.gone:
                 # The driver has found it damaged, and makes it anew of these weights.
                 self.recorded = self.step
                 self._push()
-            if seen[1]:
+            if now.checkpoint_wanted or wants_checkpoint(now.alarms):
                 self._save()
-            if seen[2]:
+            act(self.run_dir, now.alarms)
+            if now.engine_without:
                 pauses = self._update_engines(self._engines_without)
                 log.warning("version %d once more for an engine: paused %s s", self.step, pauses)
         while not _appears(path, _REPORT_S):
@@ -200,18 +222,24 @@ class TrainingLoop:
         except ForeignBatchError as error:
             raise UserError(f"{error}; move it away or start a new run.") from error
 
-    def _look_for(self, path: Path) -> list[bool]:
+    def _look_for(self, path: Path, started: float) -> "_Seen":
         until, answered = time.monotonic() + _REPORT_S, self.signals.get("checkpoint/saved")
         look = time.monotonic() + _LOOK_S
         while True:
-            wanted = self.signals.get("checkpoint/wanted") is not None and not answered
-            found = path.exists()
-            restarted = False
+            there, paused = path.exists(), (self.run_dir / PAUSED).exists()
+            wanted = self.signals.get("checkpoint/wanted") is not None
+            seen = _Seen(
+                batch=there and not paused,
+                gone=not there and self.step < self.recorded,
+                checkpoint_wanted=wanted and not answered,
+            )
             if time.monotonic() > look:
-                restarted, look = self._engine_restarted(), time.monotonic() + _LOOK_S
-            gone = not found and self.step < self.recorded
-            if found or wanted or restarted or gone or time.monotonic() > until:
-                return [found, wanted, restarted]
+                seen.engine_without = self._engine_restarted()
+                if not (there or paused):
+                    seen.alarms = self.watch.waiting(self.step, perf_counter() - started)
+                look = time.monotonic() + _LOOK_S
+            if any(vars(seen).values()) or time.monotonic() > until:
+                return seen
             time.sleep(_POLL_S)
 
     # --- results -------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from glm52_tbench2.config.schema import KlEstimator
+from glm52_tbench2.config.schema import NEAR_CAP, KlEstimator
 
 FloatArray = NDArray[np.floating]
 BoolArray = NDArray[np.bool_]
@@ -20,6 +20,8 @@ SHARE_LIMITS = (1, 5, 10)
 QUANTILES = {"p50": 0.5, "p99": 0.99, "p999": 0.999}
 # Versions further behind than this share one class, so that the number of metrics stays bounded.
 OLDEST_CLASS = 8
+SHORT = 0.1
+"""A turn of less than this share of the per-turn cap is a short one."""
 LOG_RATIO_CLAMP = 20.0
 KL_CLAMP = 10.0
 
@@ -40,6 +42,8 @@ class ScoredTokens:
     """bool, True on the tokens of a truncated sample."""
     staleness: IntArray
     """int, trainer version minus the version that generated the token."""
+    turn_fill: FloatArray
+    """float32, tokens of the token's turn over the per-turn cap."""
 
 
 def kl_estimate(d: FloatArray, estimator: KlEstimator) -> FloatArray:
@@ -139,6 +143,7 @@ def mismatch_metrics(
 
 def _splits(tokens: ScoredTokens) -> dict[str, BoolArray]:
     """Name of each split -> [N] bool; "" is every token."""
+    giant = tokens.turn_fill >= NEAR_CAP
     splits: dict[str, BoolArray] = {
         "": np.ones(tokens.advantages.shape, dtype=bool),
         "advantage_positive": tokens.advantages > 0,
@@ -146,6 +151,12 @@ def _splits(tokens: ScoredTokens) -> dict[str, BoolArray]:
         "advantage_zero": tokens.advantages == 0,
         "truncated": tokens.truncated,
         "not_truncated": ~tokens.truncated,
+        "advantage_negative_truncated": (tokens.advantages < 0) & tokens.truncated,
+        "turn_short": tokens.turn_fill < SHORT,
+        "turn_medium": (tokens.turn_fill >= SHORT) & ~giant,
+        "turn_near_cap": giant,
+        "advantage_positive_near_cap": (tokens.advantages > 0) & giant,
+        "advantage_negative_near_cap": (tokens.advantages < 0) & giant,
     }
     for staleness in range(OLDEST_CLASS):
         splits[f"staleness_{staleness}"] = tokens.staleness == staleness

@@ -2,8 +2,8 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -52,18 +52,25 @@ class TrainStep:
     ) -> None:
         self.run, self.model, self.optimizer = run, model, optimizer
 
-    def __call__(self, batch: Sequence[Sample], step: int) -> StepResult:
+    def __call__(
+        self, batch: Sequence[Sample], step: int, masked: Collection[int] = ()
+    ) -> StepResult:
         """Trains on `batch`. A collective: every rank passes the same arguments.
 
         Args:
             batch: the samples of rollouts/step_N.
             step: N, 1-based. The weights before it are version N - 1.
+            masked: samples, by place, whose policy loss is 0; they count in every divisor.
 
         Raises NonFiniteGradient.
         """
         started = time.perf_counter()
         num_updates = self.run.optim.steps_per_batch
         everything = range(len(batch))
+        trained = [
+            replace(sample, advantage=0.0) if place in masked else sample
+            for place, sample in enumerate(batch)
+        ]
         # From its second update on a batch, the policy is not the one the ratios start from; a
         # single update takes them from its own forward pass.
         old = self._score(batch, everything) if num_updates > 1 else None
@@ -73,7 +80,7 @@ class TrainStep:
         updates: list[dict[str, float]] = []
         for number, part in enumerate(np.array_split(everything, num_updates)):
             done = (step - 1) * num_updates + number
-            found, metrics = self._update(batch, part.tolist(), old, done, step)
+            found, metrics = self._update(trained, part.tolist(), old, done, step)
             updates.append(metrics)
             if old is None:
                 scored = found
@@ -88,6 +95,7 @@ class TrainStep:
         }
         if old is not None:
             metrics["time/train_score"] = score_s
+        metrics["trainer/masked_samples"] = float(len(masked))
         metrics |= self._batch_metrics(batch, scores, step)
         metrics["time/train_compute"] = time.perf_counter() - started
         return StepResult(scores, metrics)
@@ -199,6 +207,7 @@ class TrainStep:
         def picked(arrays: list[np.ndarray]) -> np.ndarray:
             return np.concatenate([a[m] for a, m in zip(arrays, masks, strict=True)])
 
+        turns = np.array([turn.end - turn.start for s in batch for turn in s.turns], np.int64)
         tokens = ScoredTokens(
             train_logp=picked([s.logp for s in scores]),
             rollout_logp=picked([s.rollout_logprobs for s in batch]),
@@ -206,6 +215,7 @@ class TrainStep:
             advantages=np.repeat(np.array([s.advantage for s in batch], np.float32), counts),
             truncated=np.repeat([s.truncated for s in batch], counts),
             staleness=step - 1 - picked([s.weight_versions for s in batch]),
+            turn_fill=np.repeat(turns / np.float32(self.run.rollout.max_turn_tokens), turns),
         )
         return {
             "trainer/tokens": float(sum(trained_length(sample) for sample in batch)),

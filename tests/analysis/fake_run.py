@@ -139,6 +139,7 @@ class FakeRun:
         advantage = np.repeat([s.advantage for s in samples], counts)
         scale = 0.02 * math.exp(self.drift * step) * (1 + (advantage < 0))
         noise = self.rng.standard_t(3, len(rollout)) * scale
+        turns = np.array([turn.end - turn.start for s in samples for turn in s.turns])
         tokens = ScoredTokens(
             train_logp=(rollout + noise).astype(np.float32),
             rollout_logp=rollout,
@@ -146,6 +147,7 @@ class FakeRun:
             advantages=advantage,
             truncated=np.repeat([s.truncated for s in samples], counts),
             staleness=np.zeros(len(rollout), dtype=np.int64),
+            turn_fill=np.repeat(turns / 96, turns),
         )
         return {
             "trainer/loss": float(self.rng.normal(0, 0.05)),

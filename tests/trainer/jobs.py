@@ -75,6 +75,15 @@ def train(run: RunConfig, batches: list[list[Sample]]) -> tuple[list[Any], list[
     return [r.metrics for r in results], scores, _weights(run, trainer.model)
 
 
+def train_masked(
+    run: RunConfig, batch: list[Sample], masked: list[int]
+) -> tuple[Any, Any, Weights]:
+    """As train, one step on `batch` without the samples `masked`."""
+    trainer = Trainer(run)
+    result = trainer.train(batch, 1, masked)
+    return [result.metrics], result.scores, _weights(run, trainer.model)
+
+
 def train_non_finite(run: RunConfig, batch: list[Sample]) -> tuple[str, Weights]:
     """What a step says about `batch`, and the weights after it."""
     trainer = Trainer(run)

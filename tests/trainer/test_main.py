@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 from glm52_tbench2.config import metrics_log
 from glm52_tbench2.config.paths import ROOT
-from glm52_tbench2.config.schema import RunConfig
+from glm52_tbench2.config.schema import RunConfig, SentinelAction
 from glm52_tbench2.config.signals import STORE_VARIABLE, Signals
 from glm52_tbench2.rollout.batch import batch_path, read_columns, write_batch
 from glm52_tbench2.trainer.loop import TrainingLoop
@@ -346,6 +346,38 @@ def test_a_full_disk_is_one_sentence_and_costs_no_finished_checkpoint(run, whole
     )
     assert "STABLE" in left
     assert "step_000002" not in left
+
+
+def alarmed(run, action: SentinelAction):
+    """The run with an alarm at its first step."""
+    sentinel = replace(run.sentinel, action=action, actions={}, visits=0.5)
+    return replace(run, steps=2, sentinel=sentinel)
+
+
+def test_an_alarm_can_stop_a_run_which_resumes_all_the_same(run, tmp_path):
+    run_dir = make_run_dir(alarmed(run, SentinelAction.stop), tmp_path / "run", 2)
+    with trainer(run_dir) as (_, processes):
+        _, told = processes[0].communicate(timeout=TIMEOUT_S)
+        assert processes[0].returncode == 2
+    assert "The sentinel stopped the run after step 1 (visits" in told.splitlines()[-1]
+    assert [p.parent.name for p in run_dir.rglob("STABLE")] == ["step_000001"]
+    with trainer(run_dir) as (_, processes):
+        finish(processes)
+    assert trained(run_dir) == {1, 2}
+
+
+def test_an_alarm_can_pause_a_run_until_somebody_lets_it_go_on(run, tmp_path):
+    run_dir = make_run_dir(alarmed(run, SentinelAction.pause), tmp_path / "run", 2)
+    paused = run_dir / "paused"
+    with trainer(run_dir) as (_, processes):
+        until(paused.exists, processes[0])
+        assert "visits" in paused.read_text()
+        assert [p.parent.name for p in run_dir.rglob("STABLE")] == ["step_000001"]
+        time.sleep(1)
+        assert trained(run_dir) == {1}
+        paused.unlink()
+        finish(processes)
+    assert trained(run_dir) == {1, 2}
 
 
 def test_a_stop_is_prompt(run, tmp_path):

@@ -25,6 +25,7 @@ def scored(d: list[float], **changes: Any) -> ScoredTokens:
         "advantages": np.ones(n, dtype=np.float32),
         "truncated": np.zeros(n, dtype=bool),
         "staleness": np.zeros(n, dtype=np.int64),
+        "turn_fill": np.full(n, 0.5, dtype=np.float32),
     }
     return ScoredTokens(**(fields | {k: np.asarray(v) for k, v in changes.items()}))
 
@@ -91,6 +92,7 @@ def test_splits_hold_their_own_tokens_and_empty_ones_are_left_out() -> None:
         advantages=np.array([1.0, -1.0, -1.0, 0.0], dtype=np.float32),
         truncated=np.array([False, True, True, False]),
         staleness=np.array([0, 1, 30, 0]),
+        turn_fill=np.array([0.95, 0.95, 0.05, 0.5], dtype=np.float32),
     )
     found = metrics_of(tokens)
     means = {
@@ -108,6 +110,12 @@ def test_splits_hold_their_own_tokens_and_empty_ones_are_left_out() -> None:
             "staleness_0": 2.5,
             "staleness_1": 2.0,
             "staleness_8_up": 3.0,
+            "advantage_negative_truncated": 2.5,
+            "turn_short": 3.0,
+            "turn_medium": 4.0,
+            "turn_near_cap": 1.5,
+            "advantage_positive_near_cap": 1.0,
+            "advantage_negative_near_cap": 2.0,
         }
     )
     assert found["trainer/mismatch/truncated/token_share"] == 0.5
@@ -151,6 +159,7 @@ def test_metrics_do_not_depend_on_the_order_of_tokens(seed: int, lengths: list[i
         "advantages": rng.normal(size=len(lengths)).astype(np.float32)[index],
         "truncated": (rng.random(len(lengths)) > 0.5)[index],
         "staleness": rng.integers(0, 12, total),
+        "turn_fill": rng.random(total).astype(np.float32),
     }
     order = rng.permutation(total)
     shuffled = {name: values[order] for name, values in fields.items()}

@@ -181,6 +181,21 @@ def test_a_sample_without_generated_tokens_counts_in_the_mean_and_trains_nothing
     assert not found[1][0][0][0].any()
 
 
+def test_a_masked_sample_trains_nothing_and_counts_in_every_divisor(ranks, run, batches):
+    """As an advantage of 0, but told by the advantage it has."""
+    batch = batches[0]
+    without = [
+        replace(sample, advantage=0.0) if i == 2 else sample for i, sample in enumerate(batch)
+    ]
+    (masked, _, weights), *_ = ranks(run, "train_masked", batch, [2])
+    (plain, _, expected), *_ = ranks(run, "train", [without])
+    for name, value in expected.items():
+        np.testing.assert_array_equal(weights[name], value, err_msg=name)
+    assert masked[0]["trainer/masked_samples"] == 1
+    name = "trainer/mismatch/advantage_zero/token_share"
+    assert name not in masked[0] and plain[0][name] > 0
+
+
 def test_the_routing_bias_stays_as_it_was(run, start_weights, trained):
     from safetensors.torch import load_file
 

@@ -1,0 +1,275 @@
+"""What makes a run unhealthy: one function a sign, each read at the last step of a history.
+
+docs/sentinel.md has the table of them, with where their limits come from.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import mean, median
+from typing import Any
+
+from ...config.schema import SentinelConfig, Sign
+from ..stats import paired_change, sign_test, task_means
+from .growth import growth
+from .history import History, visits_per_task
+
+KL = "trainer/train_rollout_kl"
+DRIFT = "trainer/mismatch/abs_mean"
+CAPPED = "trainer/mismatch/turn_near_cap/"
+NEGATIVE = "trainer/mismatch/advantage_negative_truncated/"
+
+_BURST_STEPS = 6
+_STREAK = 3
+_SIGNIFICANT = 0.05
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a detector saw."""
+
+    sentence: str
+    """With its evidence."""
+    tasks: list[str] = field(default_factory=list)
+    """Tasks it is about, where it is about some."""
+    evidence: dict[str, Any] = field(default_factory=dict)
+    """The numbers of the sentence, by name."""
+
+
+Detector = Callable[[History, SentinelConfig], Finding | None]
+
+
+def mismatch_growth(history: History, config: SentinelConfig) -> Finding | None:
+    """The mismatch between trainer and engine grows exponentially."""
+    for name in (KL, DRIFT):
+        found = growth(history.series(name), config.min_steps)
+        if found is not None:
+            return Finding(
+                f"{name} grows exponentially since step {found.since}: {found}.",
+                evidence={"metric": name, **vars(found)},
+            )
+    return None
+
+
+def capped_burst(history: History, config: SentinelConfig) -> Finding | None:
+    """Giant turns drift, whether or not the overall mismatch shows it."""
+    last = history.steps[-1].step
+    series = history.series(CAPPED + "abs_mean")
+    recent = [value for step, value in series.items() if step > last - 2 * _BURST_STEPS]
+    recent = recent[-_BURST_STEPS:]
+    if last not in series or len(recent) < _BURST_STEPS // 2:
+        return None
+    earlier = list(series.values())[: -len(recent)]
+    level = mean(recent)
+    if level < config.capped_drift or (earlier and level < 2 * median(earlier)):
+        return None
+    overall = history.series(DRIFT)[last]
+    share = history.series(CAPPED + "token_share")[last]
+    return Finding(
+        f"Turns near the cap drift: mean |log p_trainer - log p_rollout| is {level:.2f} on them "
+        f"over {len(recent)} steps, above {config.capped_drift:g}; they hold {share:.1%} of the "
+        f"tokens, and the mean over all is {overall:.3f}.",
+        _tasks_with_giants(history),
+        {"capped": level, "overall": overall, "token_share": share},
+    )
+
+
+def negative_truncated(history: History, config: SentinelConfig) -> Finding | None:
+    """Drift is concentrated in tokens of truncated samples that are pushed down, and grows."""
+    series, overall = history.series(NEGATIVE + "abs_mean"), history.series(DRIFT)
+    shares = history.series(NEGATIVE + "token_share")
+    last = history.steps[-1].step
+    if last not in series or len(series) <= _STREAK:
+        return None
+    recent = list(series)[-_STREAK:]
+    carried = mean(series[s] * shares[s] / overall[s] for s in recent if overall[s])
+    share = mean(shares[s] for s in recent)
+    level, usual = mean(series[s] for s in recent), median(list(series.values())[:-_STREAK])
+    if carried < 0.5 or carried < 2 * share or level < 2 * usual:
+        return None
+    return Finding(
+        f"{carried:.0%} of all drift lies in truncated samples with A < 0, which hold {share:.0%} "
+        f"of the tokens; their mean |log p_trainer - log p_rollout| rose from {usual:.3g} to "
+        f"{level:.3g}.",
+        sorted({g.task for g in history.steps[-1].giants if g.advantage < 0}),
+        {"drift_share": carried, "token_share": share, "level": level, "usual": usual},
+    )
+
+
+def sign_persistent(history: History, config: SentinelConfig) -> Finding | None:
+    """Tasks whose giant turns are pushed down visit after visit."""
+    streaks = {}
+    for task, visits in history.visits.items():
+        streak = 0
+        for _, visit in reversed(visits):
+            if visit.pull >= 0 or not visit.giant_turns:
+                break
+            streak += 1
+        if streak >= config.persistence and visits[-1][0] == history.steps[-1].step:
+            streaks[task] = streak
+    if not streaks:
+        return None
+    tasks = sorted(streaks, key=lambda task: (-streaks[task], task))
+    return Finding(
+        f"{_listed(tasks)}: turns near the cap and a negative mean advantage of their tokens on "
+        f"each of the last {min(streaks.values())} visits.",
+        tasks,
+        {"visits": streaks},
+    )
+
+
+def repetition(history: History, config: SentinelConfig) -> Finding | None:
+    """Near-identical giant turns come again step after step, and are pushed down."""
+    last = history.steps[-1].step
+    found = [
+        family
+        for family in history.families
+        if len(family.steps) >= config.repeats and family.steps[-1] == last and family.advantage < 0
+    ]
+    if not found:
+        return None
+    worst = max(found, key=lambda family: (len(family.steps), len(family.members)))
+    first = worst.steps[0]
+    others = f" (and {len(found) - 1} more such families)" if len(found) > 1 else ""
+    return Finding(
+        f"Near-identical giant turns of {_listed(worst.tasks)} in {len(worst.steps)} steps since "
+        f"step {first}: {len(worst.members)} turns, mean advantage {worst.advantage:+.2f}, drift "
+        f"{worst.drift(first):.3g} then, {worst.drift(last):.3g} now{others}.",
+        sorted({task for family in found for task in family.tasks}),
+        {
+            "steps": worst.steps,
+            "turns": len(worst.members),
+            "advantage": worst.advantage,
+            "drift": [worst.drift(step) for step in worst.steps],
+            "families": len(found),
+        },
+    )
+
+
+def visits(history: History, config: SentinelConfig) -> Finding | None:
+    """Each task has been trained often: where divergence was seen, this told its onset best."""
+    count = visits_per_task(history.visits)
+    if count < config.visits:
+        return None
+    return Finding(
+        f"Each of the {len(history.visits)} tasks has been trained {count:.0f} times on average; "
+        "from here on, look at turns near the cap and at held-out reward first.",
+        evidence={"visits": count},
+    )
+
+
+def entropy(history: History, config: SentinelConfig) -> Finding | None:
+    """The policy's entropy blows up or collapses."""
+    series = history.series("trainer/entropy")
+    inverse = {step: 1 / value for step, value in series.items() if value > 0}
+    if (up := growth(series, config.min_steps)) is not None:
+        return Finding(f"Entropy rises since step {up.since}: {up}.", evidence=vars(up))
+    if (down := growth(inverse, config.min_steps)) is not None:
+        return Finding(
+            f"Entropy collapses since step {down.since}: from {1 / down.baseline:.3g} to "
+            f"{1 / down.level:.3g} nats a token, halving every {down.doubling:.1f} steps.",
+            evidence=vars(down),
+        )
+    return None
+
+
+def length(history: History, config: SentinelConfig) -> Finding | None:
+    """Episodes run into their limits, or grow without end."""
+    cut = list(history.series("rollout/truncated_share").values())
+    if len(cut) >= config.min_steps + _STREAK:
+        now, usual = mean(cut[-_STREAK:]), median(cut[:-_STREAK])
+        if now > config.truncated_share and now > 2 * usual:
+            return Finding(
+                f"{now:.0%} of the samples of the last {_STREAK} steps are truncated; usual was "
+                f"{usual:.0%}.",
+                evidence={"now": now, "usual": usual},
+            )
+    found = growth(history.series("rollout/sample_tokens_mean"), config.min_steps)
+    if found is None:
+        return None
+    return Finding(f"Samples grow longer since step {found.since}: {found}.", evidence=vars(found))
+
+
+def zero_signal(history: History, config: SentinelConfig) -> Finding | None:
+    """Steps train on next to nothing: all samples of a group have one reward."""
+    recent = list(history.series("rollout/zero_signal_share").values())[-_STREAK:]
+    if len(recent) < _STREAK or min(recent) < 0.9:
+        return None
+    return Finding(
+        f"In each of the last {_STREAK} steps at least {min(recent):.0%} of the groups carry no "
+        "signal: their samples all have one reward.",
+        evidence={"share": recent},
+    )
+
+
+def silent(history: History, config: SentinelConfig) -> Finding | None:
+    """Nothing is trained, or nothing is measured, and the curves look calm."""
+    recent = [one.metrics for one in history.steps[-_STREAK:]]
+    if len(recent) < _STREAK:
+        return None
+    for name, value, sentence in (
+        ("trainer/grad_norm", 0.0, "The gradient has been exactly 0 for {n} steps: the weights "
+         "stay as they are but for weight decay."),
+        ("trainer/weight_zero_share", 1.0, "The correction or a mask has dropped every token for "
+         "{n} steps: nothing is trained."),
+        ("trainer/mismatch/zero_share", 1.0, "Trainer and engine have agreed on every token to "
+         "the last bit for {n} steps: the mismatch compares a thing with itself."),
+    ):  # fmt: skip
+        if all(one.get(name) == value for one in recent):
+            return Finding(sentence.format(n=_STREAK), evidence={"metric": name})
+    return None
+
+
+def held_out_churn(history: History, config: SentinelConfig) -> Finding | None:
+    """Held-out tasks are lost, whatever the mismatch says."""
+    if len(history.evals) < 2:
+        return None
+    last = max(history.evals)
+    earlier = [step for step in history.evals if step != last]
+    best = max(earlier, key=lambda step: _reward(history, step))
+    change = paired_change(history.evals[best], history.evals[last])
+    if change is None or change.down <= change.up:
+        return None
+    # The best of several is high by chance too: Bonferroni over those it was chosen from.
+    p = min(1.0, sign_test(change.up, change.down) * len(earlier))
+    if p >= _SIGNIFICANT:
+        return None
+    return Finding(
+        f"Held-out reward fell from {_reward(history, best):.3f} after {best} steps to "
+        f"{_reward(history, last):.3f} after {last}: {change.down} tasks down, {change.up} up "
+        f"(sign test, corrected for the choice of the best: p = {p:.3f}).",
+        evidence={"best": best, "last": last, "down": change.down, "up": change.up, "p": p},
+    )
+
+
+DETECTORS: dict[Sign, Detector] = {
+    Sign[one.__name__]: one
+    for one in (
+        mismatch_growth,
+        capped_burst,
+        negative_truncated,
+        sign_persistent,
+        repetition,
+        visits,
+        entropy,
+        length,
+        zero_signal,
+        silent,
+        held_out_churn,
+    )
+}
+"""Name -> detector, in the order in which they are told."""
+
+
+def _reward(history: History, step: int) -> float:
+    return mean(task_means(history.evals[step]).values())
+
+
+def _tasks_with_giants(history: History) -> list[str]:
+    return sorted({giant.task for giant in history.steps[-1].giants})
+
+
+def _listed(tasks: list[str]) -> str:
+    """a, b, c and 4 more."""
+    if len(tasks) <= 3:
+        return ", ".join(tasks)
+    return f"{', '.join(tasks[:3])} and {len(tasks) - 3} more"

@@ -1,0 +1,77 @@
+"""What a run's folder holds for the sentinel, and what the sentinel has said."""
+
+import json
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from ..run_files import RunFiles
+from ..stats import Rewards
+from .facts import StepFacts, observe, read
+
+ALARMS_FILE = "alarms.jsonl"
+_COLUMNS = (
+    "sample_id",
+    "task_id",
+    "reward",
+    "advantage",
+    "truncated",
+    "tokens",
+    "loss_mask",
+    "rollout_logprobs",
+    "turns",
+)
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """A sign that was found at a step, after it had not been for some time."""
+
+    step: int
+    sign: str
+    """A name of Sign."""
+    action: str
+    """What was done: a name of SentinelAction."""
+    sentence: str
+    tasks: list[str] = field(default_factory=list)
+    evidence: dict[str, Any] = field(default_factory=dict)
+
+
+def alarms(run: RunFiles) -> list[Alarm]:
+    """What the run's sentinel said, oldest first; of a step that was trained twice, once."""
+    path = run.path / ALARMS_FILE
+    found = {}
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
+        try:
+            alarm = Alarm(**json.loads(line))
+        except (ValueError, TypeError):  # cut by a kill
+            continue
+        found[alarm.step, alarm.sign] = alarm
+    return sorted(found.values(), key=lambda alarm: alarm.step)
+
+
+def facts_at(run: RunFiles, step: int) -> StepFacts | None:
+    """The facts of a step: as they were kept, else from its files; None without these."""
+    if (kept := read(run.path, step)) is not None:
+        return kept
+    samples = run.columns("rollouts", step, _COLUMNS)
+    scores = run.columns("train", step, ("sample_id", "trainer_logprobs"))
+    if not samples or not scores or list(samples["sample_id"]) != list(scores["sample_id"]):
+        return None
+    rows = [
+        SimpleNamespace(**dict(zip(samples, row, strict=True)))
+        for row in zip(*samples.values(), strict=True)
+    ]
+    for row in rows:
+        row.turns = [SimpleNamespace(**turn) for turn in row.turns]
+    metrics = run.metrics.get("trainer", {}).get(step, {})
+    cap = run.config.rollout.max_turn_tokens
+    return observe(step, rows, scores["trainer_logprobs"], metrics, cap)
+
+
+def rewards_at(run: RunFiles, step: int) -> Rewards:
+    """Held-out task -> rewards, of the evaluation after `step` steps."""
+    found: dict[str, list[float]] = {}
+    for row in run.rows("eval", step, ("task_id", "reward")):
+        found.setdefault(row["task_id"], []).append(row["reward"])
+    return found

@@ -1,0 +1,96 @@
+"""The steps so far, as detectors read them."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..stats import Rewards
+from .facts import GiantTurn, StepFacts, Visit
+from .sketch import Sketch, likeness
+
+_CANDIDATES = 4
+"""Families that share most with a turn are compared with it."""
+
+
+@dataclass
+class Family:
+    """Giant turns that are near-identical to the first of them."""
+
+    sketch: Sketch
+    """Of the first."""
+    members: list[tuple[int, GiantTurn]] = field(default_factory=list)
+    """Step and turn, in order."""
+
+    @property
+    def steps(self) -> list[int]:
+        """Steps that have a member, rising."""
+        return sorted({step for step, _ in self.members})
+
+    @property
+    def tasks(self) -> list[str]:
+        """Tasks that have a member."""
+        return sorted({turn.task for _, turn in self.members})
+
+    @property
+    def advantage(self) -> float:
+        """Mean advantage of the members' tokens."""
+        tokens = sum(turn.tokens for _, turn in self.members)
+        return sum(turn.advantage * turn.tokens for _, turn in self.members) / tokens
+
+    def drift(self, step: int) -> float:
+        """Mean |log p_trainer - log p_rollout| of the members of a step."""
+        return float(np.mean([turn.drift for at, turn in self.members if at == step]))
+
+
+class History:
+    """Facts of steps, in order, and what follows from them."""
+
+    def __init__(self, similarity: float) -> None:
+        """`similarity`: from which two giant turns are near-identical, see :mod:`.sketch`."""
+        self.steps: list[StepFacts] = []
+        self.evals: dict[int, Rewards] = {}
+        """Steps trained -> held-out task -> rewards."""
+        self.visits: dict[str, list[tuple[int, Visit]]] = {}
+        """Task -> step and visit."""
+        self.families: list[Family] = []
+        self._similarity = similarity
+        self._having: dict[int, list[int]] = {}
+        """Hash -> families whose sketch has it."""
+
+    def add(self, facts: StepFacts) -> None:
+        """The next step; a step that is trained again replaces nothing: start anew."""
+        self.steps.append(facts)
+        for task, visit in facts.visits.items():
+            self.visits.setdefault(task, []).append((facts.step, visit))
+        for giant in facts.giants:
+            self._join(facts.step, giant)
+
+    def series(self, name: str) -> dict[int, float]:
+        """Step -> value of a metric, where it has one."""
+        return {one.step: one.metrics[name] for one in self.steps if name in one.metrics}
+
+    def family(self, sketch: Sketch) -> Family | None:
+        """The family that a turn belongs to."""
+        shared: Counter[int] = Counter()
+        for value in sketch.hashes:
+            shared.update(self._having.get(value, ()))
+        for number, _ in shared.most_common(_CANDIDATES):
+            if likeness(self.families[number].sketch, sketch) >= self._similarity:
+                return self.families[number]
+        return None
+
+    def _join(self, step: int, giant: GiantTurn) -> None:
+        family = self.family(giant.sketch)
+        if family is None:
+            family = Family(giant.sketch)
+            for value in giant.sketch.hashes:
+                self._having.setdefault(value, []).append(len(self.families))
+            self.families.append(family)
+        family.members.append((step, giant))
+
+
+def visits_per_task(visits: Mapping[str, list[tuple[int, Visit]]]) -> float:
+    """Mean number of visits of the tasks that have been visited."""
+    return sum(map(len, visits.values())) / max(1, len(visits))

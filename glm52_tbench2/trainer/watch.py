@@ -1,0 +1,97 @@
+"""The sentinel beside the trainer: rank 0 judges, every rank does what follows."""
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+import torch.distributed as dist
+
+from glm52_tbench2.analysis.sentinel.files import Alarm
+from glm52_tbench2.analysis.sentinel.watch import Sentinel
+from glm52_tbench2.config import metrics_log
+from glm52_tbench2.config.errors import UserError
+from glm52_tbench2.config.files import atomic_write_bytes
+from glm52_tbench2.config.schema import RunConfig, SentinelAction
+from glm52_tbench2.rollout.batch import Sample
+
+from .microbatch import Scores
+
+PAUSED = "paused"
+"""While RUN/paused is there, no batch is trained; whoever removes it goes on."""
+
+log = logging.getLogger(__name__)
+
+
+class Watch:
+    """A sentinel that is wrong about a run must not end it: its own errors are only logged."""
+
+    def __init__(self, run_dir: Path, config: RunConfig, rank: int, step: int) -> None:
+        """Takes up after `step` steps."""
+        self._run_dir = run_dir
+        self._sentinel: Sentinel | None = None
+        if rank == 0:
+            try:
+                self._sentinel = Sentinel(run_dir, config, step)
+            except Exception:
+                log.exception("the sentinel does not start; the run goes on unwatched")
+
+    def masked(self, batch: Sequence[Sample]) -> Collection[int]:
+        """Samples to leave out of the loss, by place. A collective."""
+        found: list[list[int]] = [[]]
+        if self._sentinel is not None:
+            try:
+                found = [self._sentinel.masked(batch)]
+            except Exception:
+                log.exception("the sentinel cannot judge this batch; nothing is masked")
+        dist.broadcast_object_list(found, src=0)
+        return found[0]
+
+    def observe(
+        self,
+        step: int,
+        batch: Sequence[Sample],
+        scores: Sequence[Scores],
+        metrics: Mapping[str, float],
+    ) -> list[Alarm]:
+        """The alarms that a trained step opens; the same on every rank. A collective."""
+        alarms: list[Alarm] = []
+        if self._sentinel is not None:
+            try:
+                logps = [one.logp for one in scores]
+                alarms, told = self._sentinel.observe(step, batch, logps, metrics)
+                metrics_log.append(self._run_dir, step, "sentinel", told)
+            except Exception:
+                log.exception("the sentinel cannot judge step %d", step)
+        for alarm in alarms:
+            log.warning("sentinel, step %d, %s: %s", alarm.step, alarm.sign, alarm.sentence)
+        told_all = [alarms]
+        dist.broadcast_object_list(told_all, src=0)
+        return told_all[0]
+
+    def waiting(self, step: int, seconds: float) -> list[Alarm]:
+        """The alarm that a long wait for the batch after `step` opens. On rank 0 alone."""
+        if self._sentinel is None or (alarm := self._sentinel.waiting(step, seconds)) is None:
+            return []
+        log.warning("sentinel, step %d, %s: %s", alarm.step, alarm.sign, alarm.sentence)
+        return [alarm]
+
+
+def wants_checkpoint(alarms: Sequence[Alarm]) -> bool:
+    """Whether an alarm asks for a checkpoint now."""
+    actions = {SentinelAction[alarm.action] for alarm in alarms}
+    return bool(actions & {SentinelAction.checkpoint, SentinelAction.pause, SentinelAction.stop})
+
+
+def act(run_dir: Path, alarms: Sequence[Alarm]) -> None:
+    """Pauses or stops, once the checkpoint is written. Raises UserError to stop."""
+    for alarm in alarms:
+        if alarm.action == SentinelAction.stop.name:
+            raise UserError(
+                f"The sentinel stopped the run after step {alarm.step} ({alarm.sign}, with "
+                f"sentinel.action=stop): {alarm.sentence} Its checkpoint is written; resume the "
+                "run to go on all the same."
+            )
+    for alarm in alarms:
+        if alarm.action == SentinelAction.pause.name and dist.get_rank() == 0:
+            atomic_write_bytes(run_dir / PAUSED, f"{alarm.sign}: {alarm.sentence}\n".encode())
+            log.warning("paused; remove %s to go on", run_dir / PAUSED)

@@ -1,0 +1,209 @@
+"""Each sign alone: found where it is, with its evidence, and not in a healthy run."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from glm52_tbench2.analysis.sentinel.detectors import DETECTORS
+from glm52_tbench2.analysis.sentinel.facts import StepFacts, observe
+from glm52_tbench2.analysis.sentinel.history import History
+from glm52_tbench2.config.compose import compose
+from glm52_tbench2.config.schema import Sign
+
+CONFIG = compose(["experiment=smoke"])
+CAP = 1000
+TASKS = [f"task-{number}" for number in range(24)]
+
+
+class Made:
+    """Steps of a run of 3 groups of 4 samples, healthy but for what a test changes."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(0)
+        self.history = History(CONFIG.sentinel.similarity)
+        self.loop = np.tile(self.rng.integers(0, 9000, 40), 100)
+        """What a policy says that loops."""
+
+    def sample(self, step: int, group: int, index: int, task: str, **changes: Any) -> Any:
+        length = int(self.rng.integers(20, 200))
+        about = {"said": self.rng.integers(0, 9000, length), "reward": float(index % 2)} | changes
+        tokens = np.concatenate([np.arange(10), about.pop("said")])
+        mask = np.arange(len(tokens)) >= 10
+        return SimpleNamespace(
+            **{
+                "sample_id": f"{step:06d}-{group}-{index}",
+                "task_id": task,
+                "advantage": about["reward"] - 0.5,
+                "truncated": False,
+                "tokens": tokens,
+                "loss_mask": mask,
+                "rollout_logprobs": np.where(mask, -1.0, 0.0).astype(np.float32),
+                "turns": [SimpleNamespace(start=10, end=len(tokens))],
+                **about,
+            }
+        )
+
+    def giant(self, step: int, group: int, task: str, **changes: Any) -> Any:
+        """A failed sample that loops up to the cap, and leaves the loop for a word at times."""
+        said = self.loop[:CAP].copy()
+        said[:: self.rng.integers(250, 300)] = self.rng.integers(0, 9000)
+        return self.sample(
+            step, group, 0, task, **{"said": said, "truncated": True, "reward": 0.0, **changes}
+        )
+
+    def step(
+        self,
+        samples: Callable[[int], list[Any]] = lambda step: [],
+        drift: float = 0.02,
+        **metrics: float,
+    ) -> StepFacts:
+        step = len(self.history.steps) + 1
+        tasks = [TASKS[(3 * step + group) % len(TASKS)] for group in range(3)]
+        batch = [
+            self.sample(step, group, index, task)
+            for group, task in enumerate(tasks)
+            for index in range(4)
+        ] + samples(step)
+        logps = [
+            s.rollout_logprobs + self.rng.laplace(0, drift, len(s.tokens)).astype(np.float32)
+            for s in batch
+        ]
+        healthy = {
+            "trainer/train_rollout_kl": float(self.rng.uniform(0.022, 0.054)),
+            "trainer/mismatch/abs_mean": float(self.rng.uniform(0.06, 0.1)),
+            "trainer/entropy": float(self.rng.uniform(0.4, 0.6)),
+            "trainer/grad_norm": 0.3,
+            "trainer/weight_zero_share": 0.01,
+            "trainer/mismatch/zero_share": 0.1,
+        }
+        named = {f"trainer/{name.replace('__', '/')}": value for name, value in metrics.items()}
+        facts = observe(step, batch, logps, healthy | named, CAP)
+        self.history.add(facts)
+        return facts
+
+    def found(self) -> dict[Sign, str]:
+        return {
+            sign: finding.sentence
+            for sign, detect in DETECTORS.items()
+            if (finding := detect(self.history, CONFIG.sentinel)) is not None
+        }
+
+
+@pytest.fixture
+def made() -> Made:
+    run = Made()
+    for _ in range(20):
+        run.step()
+        assert run.found() == {}
+    return run
+
+
+def test_a_healthy_run_shows_no_sign(made: Made) -> None:
+    for _ in range(60):
+        made.step()
+        assert made.found() == {}
+
+
+@pytest.mark.parametrize("name", ["train_rollout_kl", "mismatch__abs_mean"])
+def test_mismatch_growth(made: Made, name: str) -> None:
+    for number in range(12):
+        made.step(**{name: 0.06 * 1.15**number})
+    assert "doubling every" in made.found().pop(Sign.mismatch_growth)
+
+
+def test_capped_burst_is_seen_where_the_overall_mismatch_hides_it(made: Made) -> None:
+    for _ in range(6):
+        made.step(mismatch__turn_near_cap__abs_mean=0.1, mismatch__turn_near_cap__token_share=0.1)
+    assert Sign.capped_burst not in made.found()
+    for _ in range(6):
+        made.step(mismatch__turn_near_cap__abs_mean=0.9, mismatch__turn_near_cap__token_share=0.1)
+    found = made.found()
+    assert set(found) == {Sign.capped_burst}
+    assert "0.90" in found[Sign.capped_burst] and "10.0%" in found[Sign.capped_burst]
+
+
+def test_negative_truncated(made: Made) -> None:
+    split = "mismatch__advantage_negative_truncated__"
+    for number in range(8):
+        made.step(**{
+            f"{split}abs_mean": 0.1 if number < 5 else 0.45,
+            f"{split}token_share": 0.2,
+            "mismatch__abs_mean": 0.1 if number < 5 else 0.125,
+        })  # fmt: skip
+    found = made.found()
+    assert set(found) == {Sign.negative_truncated}
+    assert "72%" in found[Sign.negative_truncated] and "20%" in found[Sign.negative_truncated]
+
+
+def test_sign_persistent_and_repetition_name_the_task(made: Made) -> None:
+    for visit in range(1, 6):
+        made.step(lambda step: [made.giant(step, 9, "stubborn")])
+        found = made.found()
+        assert (Sign.repetition in found) == (visit >= 3)
+        assert (Sign.sign_persistent in found) == (visit >= 5)
+    assert all("stubborn" in sentence for sentence in found.values())
+    assert "5 steps since step 21" in found[Sign.repetition]
+
+
+def test_giant_turns_that_differ_or_are_rewarded_are_no_repetition(made: Made) -> None:
+    for _ in range(6):
+        made.step(lambda step: [
+            made.giant(step, 8, "new-each-time", said=made.rng.integers(0, 9000, CAP)),
+            made.giant(step, 9, "rewarded", advantage=0.5),
+        ])  # fmt: skip
+    assert Sign.repetition not in made.found()
+
+
+def test_visits(made: Made) -> None:
+    for _ in range(180):
+        made.step()
+    assert Sign.visits in made.found()
+    assert "24 tasks" in made.found()[Sign.visits]
+
+
+@pytest.mark.parametrize(("factor", "word"), [(1.2, "rises"), (1 / 1.2, "collapses")])
+def test_entropy(made: Made, factor: float, word: str) -> None:
+    for number in range(12):
+        made.step(entropy=0.5 * factor**number)
+    assert word in made.found()[Sign.entropy]
+
+
+def test_length(made: Made) -> None:
+    for _ in range(3):
+        made.step(lambda step: [
+            made.sample(step, 9, index, "cut", truncated=True) for index in range(12)
+        ])  # fmt: skip
+    assert "50%" in made.found()[Sign.length]
+
+
+def test_zero_signal(made: Made) -> None:
+    for _ in range(3):
+        facts = made.step()
+        facts.metrics["rollout/zero_signal_share"] = 1.0
+    assert set(made.found()) == {Sign.zero_signal}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("grad_norm", 0.0), ("weight_zero_share", 1.0), ("mismatch__zero_share", 1.0)],
+)
+def test_silent(made: Made, name: str, value: float) -> None:
+    for number in range(3):
+        made.step(**{name: value})
+        assert (set(made.found()) == {Sign.silent}) == (number == 2)
+
+
+def test_held_out_churn_is_told_while_the_mismatch_is_calm(made: Made) -> None:
+    tasks = [f"held-{number}" for number in range(20)]
+    before = {task: [1.0, 1.0] for task in tasks[:12]} | {task: [0.0, 0.0] for task in tasks[12:]}
+    made.history.evals = {0: before, 10: before}
+    assert made.found() == {}
+    made.history.evals[20] = before | {task: [0.0, 1.0] for task in tasks[:9]}
+    assert "9 tasks down, 0 up" in made.found()[Sign.held_out_churn]
+
+
+def test_every_sign_but_that_of_waiting_has_a_detector() -> None:
+    assert set(Sign) - set(DETECTORS) == {Sign.stalled}

@@ -1,0 +1,205 @@
+"""The sentinel over a run's files: the same alarms live, after a resume, and afterwards."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from glm52_tbench2.analysis.run_files import RunFiles
+from glm52_tbench2.analysis.sentinel.facts import StepFacts, path
+from glm52_tbench2.analysis.sentinel.files import ALARMS_FILE, Alarm, alarms, facts_at
+from glm52_tbench2.analysis.sentinel.watch import QUIET, Judge, Sentinel, judge
+from glm52_tbench2.config.compose import compose, save_run_config
+from glm52_tbench2.config.schema import RunConfig, SentinelAction, Sign
+from glm52_tbench2.rollout.batch import Sample, Turn, batch_path, write_batch
+
+CAP, STEPS = 200, 8
+LOOP = np.tile(np.arange(5, 25, dtype=np.int32), CAP // 20)
+
+
+def config(**sentinel: object) -> RunConfig:
+    run = compose(["experiment=smoke", f"rollout.max_turn_tokens={CAP}", f"steps={STEPS}"])
+    return replace(run, sentinel=replace(run.sentinel, **sentinel))
+
+
+def sample(step: int, group: int, said: np.ndarray, advantage: float) -> Sample:
+    tokens = np.concatenate([np.arange(4, dtype=np.int32), said])
+    mask = np.arange(len(tokens)) >= 4
+    return Sample(
+        sample_id=f"{step:06d}-{group}-0",
+        step=step,
+        group=group,
+        index=0,
+        task_id=f"task-{group}",
+        end_reason="length" if len(said) == CAP else "task_complete",
+        reward=float(advantage > 0),
+        truncated=len(said) == CAP,
+        tokens=tokens,
+        loss_mask=mask,
+        rollout_logprobs=np.where(mask, -1.0, 0.0).astype(np.float32),
+        weight_versions=np.where(mask, step - 1, -1).astype(np.int32),
+        turns=[Turn(4, len(tokens), "stop", 0.1)],
+        prompt_tokens=4,
+        advantage=advantage,
+    )
+
+
+def batch(step: int) -> list[Sample]:
+    """Task 0 loops to the cap and fails, task 1 says something new, task 2 loops and succeeds."""
+    rng = np.random.default_rng(step)
+    return [
+        sample(step, 0, LOOP, -1.0),
+        sample(step, 1, rng.integers(0, 900, 50).astype(np.int32), 1.0),
+        sample(step, 2, LOOP + 100, 1.0),
+    ]
+
+
+def scores(step: int) -> list[np.ndarray]:
+    return [s.rollout_logprobs + np.float32(0.01 * step) for s in batch(step)]
+
+
+def metrics(step: int) -> dict[str, float]:
+    return {"trainer/train_rollout_kl": 0.03, "trainer/entropy": 0.5, "trainer/grad_norm": 0.3}
+
+
+def watched(folder: Path, run: RunConfig, restarts: tuple[int, ...] = ()) -> list[Alarm]:
+    """Trains STEPS steps under a sentinel that is started anew after the steps `restarts`."""
+    save_run_config(run, folder)
+    sentinel = Sentinel(folder, run, 0)
+    for step in range(1, STEPS + 1):
+        write_batch(batch_path(folder, "rollouts", step), batch(step), "id", step)
+        sentinel.observe(step, batch(step), scores(step), metrics(step))
+        table = pa.table({
+            "sample_id": [s.sample_id for s in batch(step)], "trainer_logprobs": scores(step),
+        })  # fmt: skip
+        file = batch_path(folder, "train", step)
+        file.parent.mkdir(exist_ok=True)
+        pq.write_table(table, file)
+        if step in restarts:
+            sentinel = Sentinel(folder, run, step)
+    return alarms(RunFiles.open(folder))
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("watched")
+    watched(folder, config())
+    return folder
+
+
+def test_alarms_are_written_once_with_what_they_did(run_dir: Path) -> None:
+    found = alarms(RunFiles.open(run_dir))
+    assert [(one.step, one.sign, one.action) for one in found] == [
+        (3, "repetition", "note"),
+        (5, "sign_persistent", "note"),
+    ]
+    assert all(one.tasks == ["task-0"] and "task-0" in one.sentence for one in found)
+
+
+def test_a_resumed_run_raises_the_alarms_of_the_uninterrupted_one(run_dir, tmp_path) -> None:
+    assert watched(tmp_path, config(), (2, 3, 6)) == alarms(RunFiles.open(run_dir))
+
+
+def test_a_step_that_is_trained_again_is_told_once(tmp_path) -> None:
+    once = watched(tmp_path, config())
+    sentinel = Sentinel(tmp_path, config(), 2)
+    for step in range(3, STEPS + 1):
+        sentinel.observe(step, batch(step), scores(step), metrics(step))
+    assert alarms(RunFiles.open(tmp_path)) == once
+
+
+def test_the_files_alone_tell_the_same(run_dir, tmp_path) -> None:
+    """Facts that were not kept, or are damaged, are made of the step files."""
+    watched(tmp_path, config())
+    live, _ = judge(RunFiles.open(tmp_path))
+    for step in range(1, STEPS + 1):
+        if step % 2:
+            path(tmp_path, step).unlink()
+        else:
+            path(tmp_path, step).write_text('{"step": 2, "metr')
+    afterwards, _ = judge(RunFiles.open(tmp_path))
+    assert [(a.step, a.sign, a.sentence) for a in afterwards] == [
+        (a.step, a.sign, a.sentence) for a in live
+    ]
+    assert [a.step for a in live] == [3, 5]
+
+
+def test_facts_of_a_damaged_or_missing_step_are_none(tmp_path) -> None:
+    watched(tmp_path, config())
+    run = RunFiles.open(tmp_path)
+    for step in (1, 2, 3):
+        path(tmp_path, step).unlink()
+    batch_path(tmp_path, "rollouts", 1).write_bytes(b"PAR1")
+    batch_path(tmp_path, "train", 2).unlink()
+    assert [facts_at(run, step) is None for step in (1, 2, 3, 99)] == [True, True, False, True]
+
+
+def test_a_line_cut_by_a_kill_is_passed_over(tmp_path) -> None:
+    found = watched(tmp_path, config())
+    with (tmp_path / ALARMS_FILE).open("a") as file:
+        file.write('{"step": 9, "sig')
+    assert alarms(RunFiles.open(tmp_path)) == found
+
+
+def test_an_alarm_closes_after_quiet_steps_and_can_open_again() -> None:
+    found = Judge(config())
+    silent = {"trainer/grad_norm": 0.0}
+
+    def steps(number: int, of: dict[str, float]) -> int:
+        start = len(found.history.steps)
+        facts = (StepFacts(step, of, {}) for step in range(start + 1, start + 1 + number))
+        return sum(len(found.add(one)) for one in facts)
+
+    assert steps(5, silent) == 1
+    assert found.open == [Sign.silent]
+    assert steps(QUIET - 1, {"trainer/grad_norm": 0.3}) == 0
+    assert found.open == [Sign.silent]
+    assert steps(1, {"trainer/grad_norm": 0.3}) == 0
+    assert found.open == []
+    assert steps(3, silent) == 1
+
+
+def test_what_is_ignored_is_not_found(tmp_path) -> None:
+    assert watched(tmp_path / "all", config(action=SentinelAction.ignore)) == []
+    kept = watched(tmp_path / "one", config(actions={"repetition": "ignore"}))
+    assert [one.sign for one in kept] == ["sign_persistent"]
+
+
+def test_masked_are_repeated_giant_turns_that_are_pushed_down_while_the_alarm_is_open(
+    tmp_path,
+) -> None:
+    run = config(action=SentinelAction.mask)
+    sentinel = Sentinel(tmp_path, run, 0)
+    for step in range(1, 4):
+        assert sentinel.masked(batch(step)) == []
+        sentinel.observe(step, batch(step), scores(step), metrics(step))
+    assert sentinel.masked(batch(4)) == [0]
+    new = sample(4, 3, np.arange(CAP, dtype=np.int32), -1.0)
+    assert sentinel.masked([new, *batch(4)]) == [1]
+    assert Sentinel(tmp_path, run, 3).masked(batch(4)) == [0]
+
+
+def test_metrics_tell_of_each_task(tmp_path) -> None:
+    sentinel = Sentinel(tmp_path, config(), 0)
+    for step in range(1, 4):
+        _, told = sentinel.observe(step, batch(step), scores(step), metrics(step))
+    task = {name.rpartition("/")[2]: v for name, v in told.items() if "/task-0/" in name}
+    assert task == pytest.approx({
+        "reward_mean": 0, "reward_std": 0, "visits": 3, "pull": -1, "pull_streak": -3,
+        "mismatch_abs_mean": 0.03, "truncated": 1, "giant_turns": 1,
+    }, abs=1e-6)  # fmt: skip
+    assert told["sentinel/alarm/repetition"] == 1
+
+
+def test_a_long_wait_is_told_once_a_step(tmp_path) -> None:
+    run = config()
+    sentinel = Sentinel(tmp_path, run, 0)
+    most = 2 * (run.rollout.episode_timeout_s + run.sandbox.start_timeout_s)
+    assert sentinel.waiting(4, most - 1) is None
+    alarm = sentinel.waiting(4, most + 1)
+    assert alarm is not None and "after step 4" in alarm.sentence
+    assert sentinel.waiting(4, most + 2) is None
+    assert sentinel.waiting(5, most + 2) is not None
