@@ -61,8 +61,9 @@ def line_chart(
     log: bool = False,
     limits: tuple[float | None, float | None] = (None, None),
     reference: Range | None = None,
+    marks: Mapping[int, str] | None = None,
 ) -> Markup | None:
-    """Curves over steps; None when no value can be drawn.
+    """Curves over steps; None when no value can be drawn. `marks`: steps with a line and a word.
 
     Values that are not finite (or above 1e100), and on a log axis those that are not positive,
     leave a gap.
@@ -89,6 +90,12 @@ def line_chart(
             f'<rect class="range" x="{LEFT}" y="{top:.1f}" width="{WIDTH - LEFT - RIGHT}" '
             f'height="{max(bottom - top, 1):.1f}"><title>{escape(reference.label)}</title></rect>'
         )
+    for step, text in (marks or {}).items():
+        if steps[0] <= step <= steps[-1]:
+            parts.append(
+                f'<line class="mark" x1="{x.at(step):.1f}" x2="{x.at(step):.1f}" y1="{TOP}" '
+                f'y2="{HEIGHT - BOTTOM}"><title>{escape(text)}</title></line>'
+            )
     for one in shown:
         parts += _curve(one, x, y)
     data = {

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from markupsafe import Markup
 
@@ -44,16 +45,20 @@ class Figure:
     legend: list[tuple[int, str]]
 
 
-def figures(run: RunFiles, facts: Facts) -> list[Figure]:
-    """The curves, in the order they are read."""
+def figures(run: RunFiles, facts: Facts, marks: Mapping[int, str]) -> list[Figure]:
+    """The curves, in the order they are read. `marks`: step -> what the sentinel said."""
     count = window(run, facts)
     smooth = dict(
         zip(facts.steps, moving_mean(list(facts.train_reward.values()), count), strict=True)
     )
     held_out = {step: found for step in facts.evals if (found := facts.held_out(step))}
     mismatch = "trainer/mismatch"
+
+    def curve(title: str, hint: str, series: Sequence[Series], **how: Any) -> Figure:
+        return _line_figure(title, hint, series, marks=marks, **how)
+
     return [
-        _figure(
+        curve(
             "Training reward",
             f"Mean verdict of the batch: a dot a step; the line is the mean of the last {count}.",
             [
@@ -62,7 +67,7 @@ def figures(run: RunFiles, facts: Facts) -> list[Figure]:
             ],
             limits=(0.0, None),
         ),
-        _figure(
+        curve(
             "Held-out reward",
             "Mean over held-out tasks with its 95 % interval over tasks.",
             [
@@ -76,13 +81,13 @@ def figures(run: RunFiles, facts: Facts) -> list[Figure]:
             ],
             limits=(0.0, None),
         ),
-        _figure(
+        curve(
             "Truncated share",
             "Samples cut by the per-turn cap or the session budget.",
             [Series("training batch", facts.truncated, 1)],
             limits=(0.0, None),
         ),
-        _figure(
+        curve(
             "train_rollout_kl",
             "Mean over samples of the clamped KL from engine to trainer; it saturates at 10 a "
             "token. The published healthy run, 0.022 to 0.054, is shaded where it is in reach.",
@@ -90,7 +95,7 @@ def figures(run: RunFiles, facts: Facts) -> list[Figure]:
             log=True,
             reference=PUBLISHED_KL,
         ),
-        _figure(
+        curve(
             "|log-prob difference|, trainer and engine",
             "Unclamped, over generated tokens, before the update.",
             [
@@ -101,7 +106,7 @@ def figures(run: RunFiles, facts: Facts) -> list[Figure]:
             ],
             log=True,
         ),
-        _figure(
+        curve(
             "The same by kind of token",
             "Mean |difference|; a divergence shows in one kind first.",
             [
@@ -112,25 +117,40 @@ def figures(run: RunFiles, facts: Facts) -> list[Figure]:
             ],
             log=True,
         ),
-        _figure(
+        curve(
+            "The same on turns near the cap",
+            "Mean |difference| on turns of at least 0.9 of the per-turn cap, and in truncated "
+            "samples that are pushed down.",
+            [
+                Series("near the cap", run.series(f"{mismatch}/turn_near_cap/abs_mean"), 4),
+                Series(
+                    "A < 0, truncated",
+                    run.series(f"{mismatch}/advantage_negative_truncated/abs_mean"),
+                    2,
+                ),
+                Series("all", run.series(f"{mismatch}/abs_mean"), 1),
+            ],
+            log=True,
+        ),
+        curve(
             "Gradient norm",
             "Before clipping.",
             [Series("gradient norm", run.series("trainer/grad_norm"), 1)],
             limits=(0.0, None),
         ),
-        _figure(
+        curve(
             "Entropy",
             "Of the policy at the rollout's temperature, nats a generated token.",
             [Series("entropy", run.series("trainer/entropy"), 1)],
             limits=(0.0, None),
         ),
-        _figure(
+        curve(
             "Groups without signal",
             "Share of groups whose samples all have the same reward, and so no gradient.",
             [Series("groups without signal", run.series("rollout/zero_signal_share"), 1)],
             limits=(0.0, None),
         ),
-        _figure(
+        curve(
             "Tokens a turn",
             "Mean length of a generated turn.",
             [Series("tokens a turn", run.series("rollout/turn_tokens_mean"), 1)],
@@ -139,16 +159,19 @@ def figures(run: RunFiles, facts: Facts) -> list[Figure]:
     ]
 
 
-def _figure(
+def _line_figure(
     title: str,
     hint: str,
     series: Sequence[Series],
     *,
+    marks: Mapping[int, str],
     log: bool = False,
     limits: tuple[float | None, float | None] = (None, None),
     reference: Range | None = None,
 ) -> Figure:
-    chart = line_chart(series, f"{title} by step", log=log, limits=limits, reference=reference)
+    chart = line_chart(
+        series, f"{title} by step", log=log, limits=limits, reference=reference, marks=marks
+    )
     legend = [(one.colour, one.name) for one in series if one.points] if len(series) > 1 else []
     return Figure(title, hint + (" Log axis." if log else ""), chart, legend)
 

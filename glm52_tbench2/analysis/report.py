@@ -20,6 +20,7 @@ from .charts import Layer, heat_table
 from .facts import Facts, first_and_last, gather, window
 from .figures import PUBLISHED_KL, ends_figure, figures, times_figure
 from .run_files import RunFiles
+from .sentinel.files import alarms
 from .stats import task_means
 from .transcript import Decoder, Transcript, transcribe
 
@@ -64,7 +65,10 @@ def render(run: RunFiles) -> str:
     """The page."""
     facts = gather(run)
     transcripts = _transcripts(run, facts)
-    highlights = _highlights(run)
+    highlights, alarmed = _highlights(run), alarms(run.path)
+    marks: dict[int, str] = {}
+    for alarm in alarmed:
+        marks[alarm.step] = "\n".join(filter(None, (marks.get(alarm.step), alarm.sentence)))
     (ends, end_layers), (times, time_layers) = ends_figure(facts), times_figure(facts)
     columns, rows = _eval_table(facts)
     return template("report.html.j2").render(
@@ -78,7 +82,8 @@ def render(run: RunFiles) -> str:
         tiles=_tiles(run, facts),
         highlights=list(highlights.items()),
         config_yaml=to_yaml(run.config),
-        figures=figures(run, facts),
+        alarms=alarmed,
+        figures=figures(run, facts, marks),
         heat=heat_table(
             list(facts.visits.items()),
             facts.steps,

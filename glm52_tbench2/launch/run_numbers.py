@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..analysis.sentinel.files import alarms
 from .supervisor import FINISHED_FILE
 
 METRICS_FILE = "metrics.jsonl"
@@ -61,6 +62,11 @@ class RunNumbers:
         except (ValueError, KeyError, TypeError):
             return None
         return source, step
+
+    def alarms(self, step: int) -> list[str]:
+        """What the sentinel said of a step, a line each."""
+        found = [alarm for alarm in alarms(self._run_dir) if alarm.step == step]
+        return [f"alarm after step {step}, {one.sign}: {one.sentence}" for one in found]
 
     @property
     def finished(self) -> bool:

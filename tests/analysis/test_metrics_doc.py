@@ -6,8 +6,15 @@ from pathlib import Path
 from glm52_tbench2.analysis.run_files import RunFiles
 from glm52_tbench2.config.paths import ROOT
 
-PREFIXES = "rollout|eval|trainer|time|engine"
-WORDS = {"REASON": r"\w+", "FILTER": r"\w+", "SPLIT": r"\w+", "…": r"\w+"}
+PREFIXES = "rollout|eval|trainer|time|engine|task|sentinel"
+WORDS = {
+    "ID": r"[\w-]+",
+    "SIGN": r"\w+",
+    "REASON": r"\w+",
+    "FILTER": r"\w+",
+    "SPLIT": r"\w+",
+    "…": r"\w+",
+}
 
 
 def documented() -> re.Pattern[str]:

@@ -78,7 +78,7 @@ def test_a_browser_runs_the_page_without_an_error_and_draws_every_curve(finished
     assert ready, "the script did not come to its end"
     assert int(ready[1]) == elements.count("<svg") - 1  # the heat table has no data of its own
     curves = section(elements, "curves")
-    assert curves.count("<figure") == curves.count("<svg") == 10
+    assert curves.count("<figure") == curves.count("<svg") == 11
     assert len(re.findall(r'class="line c\d" d="M[^"]{20,}"', curves)) >= 15
     assert elements.count('class="cursor"') == int(ready[1])
 

@@ -176,11 +176,11 @@ def length(history: History, config: SentinelConfig) -> Finding | None:
     """Episodes run into their limits, or grow without end."""
     cut = list(history.series("rollout/truncated_share").values())
     if len(cut) >= config.min_steps + _STREAK:
-        now, usual = mean(cut[-_STREAK:]), median(cut[:-_STREAK])
+        now, usual = mean(cut[-_STREAK:]), median(cut[: config.min_steps])
         if now > config.truncated_share and now > 2 * usual:
             return Finding(
-                f"{now:.0%} of the samples of the last {_STREAK} steps are truncated; usual was "
-                f"{usual:.0%}.",
+                f"{now:.0%} of the samples of the last {_STREAK} steps are truncated; in the first "
+                f"{config.min_steps} it was {usual:.0%}.",
                 evidence={"now": now, "usual": usual},
             )
     found = growth(history.series("rollout/sample_tokens_mean"), config.min_steps)

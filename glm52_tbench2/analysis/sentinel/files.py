@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,9 +38,9 @@ class Alarm:
     evidence: dict[str, Any] = field(default_factory=dict)
 
 
-def alarms(run: RunFiles) -> list[Alarm]:
+def alarms(run_dir: Path) -> list[Alarm]:
     """What the run's sentinel said, oldest first; of a step that was trained twice, once."""
-    path = run.path / ALARMS_FILE
+    path = run_dir / ALARMS_FILE
     found = {}
     for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
         try:

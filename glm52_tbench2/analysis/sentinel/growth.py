@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 WINDOW = 12
 """Steps over which growth is fitted."""
@@ -45,9 +46,10 @@ def growth(series: Mapping[int, float], min_steps: int) -> Growth | None:
     """Growth at the end of a series, by step; None where there is none to tell.
 
     The logarithm's least-squares slope over the last WINDOW steps is divided by its standard
-    error, for which the noise is the larger of the residuals' and the baseline's (1.4826 times
-    its median absolute deviation): a window that is smooth by chance proves nothing. The level
-    must also have left the baseline, so that a drift within the usual range is none.
+    error, for which the noise is the larger of the window's and the baseline's around their own
+    lines (of the baseline: 1.4826 times the median absolute residual): a window that is smooth by
+    chance proves nothing. The level must also have left the baseline, so that a drift within the
+    usual range is none.
     `min_steps`: steps before the window without which nothing is said.
     """
     found = [(step, math.log(v)) for step, v in sorted(series.items()) if 0 < v < math.inf]
@@ -62,10 +64,10 @@ def growth(series: Mapping[int, float], min_steps: int) -> Growth | None:
     if level - usual < math.log(_RISE) or level < baseline.max():
         return None
     x = steps[-WINDOW:] - steps[-WINDOW:].mean()
-    slope = float(x @ window / (x @ x))
-    residuals = window - window.mean() - slope * x
+    slope, residuals = _line(x, window)
+    _, around = _line(steps[max(0, end - BASELINE) : end], baseline)
     noise = max(
-        1.4826 * float(np.median(np.abs(baseline - usual))),
+        1.4826 * float(np.median(np.abs(around))),
         math.sqrt(float(residuals @ residuals) / (len(window) - 2)),
         _LEAST_NOISE,
     )
@@ -81,3 +83,10 @@ def growth(series: Mapping[int, float], min_steps: int) -> Growth | None:
         doubling_to=math.log(2) / (slope - 1.96 * error),
         since=int(steps[min(above[-1] + 1, len(steps) - 1)]),
     )
+
+
+def _line(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+    """Slope and residuals of the least-squares line."""
+    centred = x - x.mean()
+    slope = float(centred @ y / (centred @ centred))
+    return slope, y - y.mean() - slope * centred

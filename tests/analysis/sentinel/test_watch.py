@@ -80,7 +80,7 @@ def watched(folder: Path, run: RunConfig, restarts: tuple[int, ...] = ()) -> lis
         pq.write_table(table, file)
         if step in restarts:
             sentinel = Sentinel(folder, run, step)
-    return alarms(RunFiles.open(folder))
+    return alarms(folder)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_alarms_are_written_once_with_what_they_did(run_dir: Path) -> None:
-    found = alarms(RunFiles.open(run_dir))
+    found = alarms(run_dir)
     assert [(one.step, one.sign, one.action) for one in found] == [
         (3, "repetition", "note"),
         (5, "sign_persistent", "note"),
@@ -100,7 +100,7 @@ def test_alarms_are_written_once_with_what_they_did(run_dir: Path) -> None:
 
 
 def test_a_resumed_run_raises_the_alarms_of_the_uninterrupted_one(run_dir, tmp_path) -> None:
-    assert watched(tmp_path, config(), (2, 3, 6)) == alarms(RunFiles.open(run_dir))
+    assert watched(tmp_path, config(), (2, 3, 6)) == alarms(run_dir)
 
 
 def test_a_step_that_is_trained_again_is_told_once(tmp_path) -> None:
@@ -108,7 +108,7 @@ def test_a_step_that_is_trained_again_is_told_once(tmp_path) -> None:
     sentinel = Sentinel(tmp_path, config(), 2)
     for step in range(3, STEPS + 1):
         sentinel.observe(step, batch(step), scores(step), metrics(step))
-    assert alarms(RunFiles.open(tmp_path)) == once
+    assert alarms(tmp_path) == once
 
 
 def test_the_files_alone_tell_the_same(run_dir, tmp_path) -> None:
@@ -141,7 +141,7 @@ def test_a_line_cut_by_a_kill_is_passed_over(tmp_path) -> None:
     found = watched(tmp_path, config())
     with (tmp_path / ALARMS_FILE).open("a") as file:
         file.write('{"step": 9, "sig')
-    assert alarms(RunFiles.open(tmp_path)) == found
+    assert alarms(tmp_path) == found
 
 
 def test_an_alarm_closes_after_quiet_steps_and_can_open_again() -> None:
