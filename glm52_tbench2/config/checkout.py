@@ -26,6 +26,9 @@ READERS = (
 """Below CODE, what only shows, reads the files of runs or hands over to others; and what made the
 starting weights, which are known by themselves."""
 
+ASKED = ("analysis/sentinel", "analysis/run_files.py", "analysis/stats.py")
+"""Of these, what the trainer asks: it may mask samples or end a run."""
+
 _WATCHED = ("glm52_tbench2", "conf", "data")
 
 
@@ -35,9 +38,12 @@ def sources(code: Path = CODE) -> dict[str, str]:
     return {
         name: file_hash(path)
         for name, path in entries(code, deep=True)
-        if name.endswith((".py", ".sh"))
-        and not any(f"{name}/".startswith(f"{one}/") for one in READERS)
+        if name.endswith((".py", ".sh")) and (_below(name, ASKED) or not _below(name, READERS))
     }
+
+
+def _below(name: str, places: tuple[str, ...]) -> bool:
+    return any(f"{name}/".startswith(f"{place}/") for place in places)
 
 
 class Git:

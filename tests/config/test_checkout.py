@@ -6,22 +6,38 @@ from pathlib import Path
 
 import pytest
 
-from glm52_tbench2.config.checkout import CODE, READERS, Git, machine, sources
+from glm52_tbench2.config.checkout import ASKED, CODE, READERS, Git, machine, sources
 from glm52_tbench2.config.fingerprints import folder_hash, tree_hash
 
 
 def test_the_sources_are_those_that_decide_results() -> None:
     names = set(sources())
     assert {"trainer/step.py", "config/schema.py", "engines/cpu/seeds.py"} <= names
-    assert not [name for name in names if name.startswith(READERS)]
+    assert not [n for n in names if n.startswith(READERS) and not n.startswith(ASKED)]
     assert all((CODE / name).exists() for name in READERS)
 
 
 def test_nothing_that_decides_results_imports_what_only_shows() -> None:
     """But for the launcher, which shows a run and sums it up, and sweeps, which do the same."""
-    shows = re.compile(r"^ *(?:from|import) .*\b(?:analysis|docs|knobs|show|warm_start)\b", re.M)
+    shows = re.compile(
+        r"^ *(?:from|import) .*\b(?:analysis(?!\.sentinel)|docs|knobs|show|warm_start)\b", re.M
+    )
     rooms = [name for name in sources() if not name.startswith("launch/")]
     assert [name for name in rooms if shows.search((CODE / name).read_text())] == []
+
+
+def test_what_the_trainer_asks_counts_and_needs_nothing_else_that_only_shows() -> None:
+    asked = [name for name in sources() if name.startswith("analysis/")]
+    assert "analysis/sentinel/detectors.py" in asked
+    rooms = {CODE / "analysis", CODE / "analysis" / "sentinel"}
+    for name in asked:
+        for dots, module in re.findall(
+            r"^from (\.+)([\w.]*) import", (CODE / name).read_text(), re.M
+        ):
+            folder = (CODE / name).parents[len(dots) - 1]
+            used = (folder / module.replace(".", "/")).relative_to(CODE).as_posix()
+            if folder in rooms and module:
+                assert f"{used}.py" in asked or used == "analysis/sentinel", name
 
 
 def test_a_new_source_file_counts_and_other_files_do_not(tmp_path: Path) -> None:

@@ -46,7 +46,10 @@ TARGETS = sorted(
     }
 )
 # In the folder of a run, which tests/integration compares with one.
-RUN_FILES = ("rollouts/", "train/step", "eval/step", "checkpoints/", "logs/", "wandb/", "runs/")
+RUN_FILES = (
+    *("rollouts/", "train/step", "eval/step", "checkpoints/", "logs/", "wandb/", "runs/"),
+    *("RUN/", "sentinel/"),
+)
 FILES = sorted(
     {
         span
@@ -55,7 +58,7 @@ FILES = sorted(
         if not (page == "metrics.md" and span.endswith("/"))  # the first part of a metric's name
         and re.fullmatch(r"[\w.*/{},-]+(/|\.(py|md|yaml|toml|txt|sh|jsonl))", span)
         and not span.startswith(RUN_FILES)
-        and span not in ("config.yaml", "metrics.jsonl", "results.jsonl")
+        and span not in ("config.yaml", "metrics.jsonl", "results.jsonl", "alarms.jsonl")
     }
 )
 
