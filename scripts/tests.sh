@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Every test: tests.sh BIN. Those of Slurm wait more than they work, so they run beside the others.
+# Every test: tests.sh BIN, in two parts side by side: those of $waiting wait more than they work.
 set -uo pipefail
+waiting=(tests/launch tests/envs tests/integration/test_chaos.py)
 log=$(mktemp)
-"$1/pytest" tests/launch/slurm >"$log" 2>&1 &
-slurm=$!
-trap 'kill "$slurm" 2>/dev/null; rm -f "$log"' EXIT
-"$1/pytest" --ignore=tests/launch/slurm
+"$1/pytest" "${waiting[@]}" >"$log" 2>&1 &
+beside=$!
+trap 'kill "$beside" 2>/dev/null; rm -f "$log"' EXIT
+"$1/pytest" "${waiting[@]/#/--ignore=}"
 code=$?
-wait "$slurm" || code=$?
+wait "$beside" || code=$?
 cat "$log"
 exit "$code"

@@ -113,7 +113,9 @@ def test_a_failure_is_shown_and_kept_with_its_evidence(
 
 def test_an_interrupt_ends_it_at_once_and_the_next_scan_goes_on(tmp_path: Path) -> None:
     code = "import sys; from glm52_tbench2.cli import main; sys.exit(main())"
-    command = [sys.executable, "-c", code, "tasks", "check", "mini", "--out", str(tmp_path)]
+    # One attempt at a time, so that the scan is still on when it is interrupted.
+    arguments = ["tasks", "check", "mini", "--parallel", "1", "--out", str(tmp_path)]
+    command = [sys.executable, "-c", code, *arguments]
     scan = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ})
     kept = tmp_path / "mini-local.jsonl"
     deadline = time.monotonic() + 60

@@ -6,6 +6,7 @@ Prints "ready" once every gate is passed, then each event, then the outcome.
 """
 
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -123,6 +124,7 @@ def supervise(run_dir: Path, specs: list[RoleSpec], **more: object) -> tuple[End
 def main() -> None:
     run_dir, roles = Path(sys.argv[1]), json.loads(sys.argv[2])
     roles_module.GRACE_S = supervisor_module.GRACE_S = float(sys.argv[3])
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever the tests were started by, as nohup
     if all(len(role) == 2 and role[0] in ("worker", "core") for role in roles):
         Signals.open = lambda self: None  # nothing asks the store: spare the import of torch
     node, count = map(int, sys.argv[4:] or (0, 1))
