@@ -22,11 +22,14 @@ class Family:
     """Of the first."""
     members: list[tuple[int, GiantTurn]] = field(default_factory=list)
     """Step and turn, in order."""
+    steps: list[int] = field(default_factory=list)
+    """Steps that have a member, rising."""
 
-    @property
-    def steps(self) -> list[int]:
-        """Steps that have a member, rising."""
-        return sorted({step for step, _ in self.members})
+    def add(self, step: int, turn: GiantTurn) -> None:
+        """One more member, of the last step or a new one."""
+        self.members.append((step, turn))
+        if not self.steps or self.steps[-1] != step:
+            self.steps.append(step)
 
     @property
     def tasks(self) -> list[str]:
@@ -55,6 +58,8 @@ class History:
         self.visits: dict[str, list[tuple[int, Visit]]] = {}
         """Task -> step and visit."""
         self.families: list[Family] = []
+        self.current: list[Family] = []
+        """Those with a member of the last step."""
         self._similarity = similarity
         self._having: dict[int, list[int]] = {}
         """Hash -> families whose sketch has it."""
@@ -64,8 +69,10 @@ class History:
         self.steps.append(facts)
         for task, visit in facts.visits.items():
             self.visits.setdefault(task, []).append((facts.step, visit))
-        for giant in facts.giants:
-            self._join(facts.step, giant)
+        joined = {
+            id(family): family for family in (self._join(facts.step, g) for g in facts.giants)
+        }
+        self.current = list(joined.values())
 
     def series(self, name: str) -> dict[int, float]:
         """Step -> value of a metric, where it has one."""
@@ -73,22 +80,22 @@ class History:
 
     def family(self, sketch: Sketch) -> Family | None:
         """The family that a turn belongs to."""
-        shared: Counter[int] = Counter()
-        for value in sketch.hashes:
-            shared.update(self._having.get(value, ()))
+        having = self._having
+        shared = Counter([n for value in sketch.hashes if value in having for n in having[value]])
         for number, _ in shared.most_common(_CANDIDATES):
             if likeness(self.families[number].sketch, sketch) >= self._similarity:
                 return self.families[number]
         return None
 
-    def _join(self, step: int, giant: GiantTurn) -> None:
+    def _join(self, step: int, giant: GiantTurn) -> Family:
         family = self.family(giant.sketch)
         if family is None:
             family = Family(giant.sketch)
             for value in giant.sketch.hashes:
                 self._having.setdefault(value, []).append(len(self.families))
             self.families.append(family)
-        family.members.append((step, giant))
+        family.add(step, giant)
+        return family
 
 
 def visits_per_task(visits: Mapping[str, list[tuple[int, Visit]]]) -> float:
