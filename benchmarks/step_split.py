@@ -1,8 +1,9 @@
 """Where a step's time goes: python benchmarks/step_split.py [OVERRIDE ...]
 
-Runs experiment=smoke for 8 steps without an evaluation (with overrides, if any) in a scratch
+Runs experiment=smoke for 24 steps without an evaluation (with overrides, if any) in a scratch
 folder and prints the median of each part of a step, and how busy each role kept its processors
-over the steps. The engine has one thread, so its CPU time a wall second is its busy share.
+between steps 4 and 16: in rollout.mode=fully_async the last batches are generated long before
+they are trained. The engine has one thread, so its CPU time a wall second is its busy share.
 """
 
 import subprocess
@@ -16,7 +17,7 @@ import psutil
 
 from glm52_tbench2.config import metrics_log
 
-STEPS = 8
+STEPS, FIRST, LAST = 24, 4, 16
 PARTS = {
     "time/train_step": "whole step",
     "time/rollout_s": "  rollout",
@@ -31,11 +32,11 @@ def main() -> None:
         overrides = [f"steps={STEPS}", "eval.every=1000", f"runs_dir={scratch}", *sys.argv[1:]]
         command = [sys.executable, "-m", "glm52_tbench2.cli", "train", "experiment=smoke"]
         run = psutil.Popen([*command, *overrides], stdout=subprocess.DEVNULL)
-        folder = wait_for(run, Path(scratch), 1)
+        folder = wait_for(run, Path(scratch), FIRST)
         before, began = cpu_seconds(run), time.perf_counter()
-        wait_for(run, Path(scratch), STEPS - 1)
+        wait_for(run, Path(scratch), LAST)
         wall, after = time.perf_counter() - began, cpu_seconds(run)
-        print(f"{3600 * (STEPS - 2) / wall:.0f} steps an hour")
+        print(f"{3600 * (LAST - FIRST) / wall:.0f} steps an hour")
         if run.wait() != 0:
             sys.exit(f"the run failed with exit code {run.returncode}")
         told(folder)
@@ -70,18 +71,18 @@ def cpu_seconds(run: psutil.Popen) -> dict[str, float]:
 
 
 def told(folder: Path) -> None:
-    """Prints the medians over the steps but the first, in which everything is new."""
+    """Prints the medians over the steps between FIRST and LAST."""
     log = metrics_log.read(folder)
     for name, words in PARTS.items():
         values = [
             values[name]
             for steps in log.values()
             for step, values in steps.items()
-            if name in values and step > 1
+            if name in values and FIRST < step <= LAST
         ]
         print(f"{words:<46}{median(values):8.2f} s   median of {len(values)}")
-    rollout = [log["driver"][step]["time/rollout_s"] for step in range(2, STEPS + 1)]
-    whole = [log["trainer"][step]["time/train_step"] for step in range(2, STEPS + 1)]
+    rollout = [log["driver"][step]["time/rollout_s"] for step in range(FIRST + 1, LAST + 1)]
+    whole = [log["trainer"][step]["time/train_step"] for step in range(FIRST + 1, LAST + 1)]
     print(f"{'rollout, of the whole':<46}{sum(rollout) / sum(whole):8.0%}")
 
 

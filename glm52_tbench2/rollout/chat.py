@@ -39,6 +39,8 @@ class ChatLayout:
         self._special: dict[str, int] = dict(tokenizer.get_added_vocab())
         words = "|".join(re.escape(t) for t in sorted(self._special, key=len, reverse=True))
         self._split_special = re.compile(f"({words})" if words else "(?!)")
+        self._fixed: dict[str, list[int]] = {}
+        """Piece of a layout that holds no content -> its ids."""
         self._find_special = re.compile(f"(?={words})" if words else "(?!)")
 
         opening: list[dict[str, str]] = [
@@ -136,8 +138,12 @@ class ChatLayout:
         for piece in self._split_special.split(layout):
             if piece in self._special:
                 ids.append(self._special[piece])
-            elif piece:
+            elif fill.search(piece):
                 ids += self._plain(fill.sub(lambda found: contents[found[0]], piece))
+            elif piece:
+                if piece not in self._fixed:
+                    self._fixed[piece] = self._plain(piece)
+                ids += self._fixed[piece]
         return ids
 
     def _plain(self, text: str) -> list[int]:

@@ -131,7 +131,8 @@ class Driver:
                 await self._evaluate_if_due(step - 1)
                 samples, stats = await stream.take()
                 await asyncio.to_thread(self._write, step, samples, stats)
-                stream.written(samples)
+                # Removing files that were just synced takes milliseconds each.
+                await asyncio.to_thread(stream.written, samples)
             running.cancel()
 
     def _groups(self, step: int) -> set[int]:
