@@ -3,13 +3,16 @@
 Runs experiment=smoke for 24 steps without an evaluation (with overrides, if any) in a scratch
 folder and prints the median of each part of a step, and how busy each role kept its processors
 between steps 4 and 16: in rollout.mode=fully_async the last batches are generated long before
-they are trained. The engine has one thread, so its CPU time a wall second is its busy share.
+they are trained. The engine is busy while it has a request: it is asked four times a second.
 """
 
+import json
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import urllib.request
 from pathlib import Path
 from statistics import median
 
@@ -34,15 +37,47 @@ def main() -> None:
         run = psutil.Popen([*command, *overrides], stdout=subprocess.DEVNULL)
         folder = wait_for(run, Path(scratch), FIRST)
         before, began = cpu_seconds(run), time.perf_counter()
+        load = Load(run)
+        load.start()
         wait_for(run, Path(scratch), LAST)
+        load.over.set()
         wall, after = time.perf_counter() - began, cpu_seconds(run)
         print(f"{3600 * (LAST - FIRST) / wall:.0f} steps an hour")
         if run.wait() != 0:
             sys.exit(f"the run failed with exit code {run.returncode}")
         told(folder)
+    print(f"{'engine busy':<46}{load.busy / load.asked:8.0%}   requests on average {load.mean:.0f}")
     print(f"\nCPU seconds a wall second, over {wall:.0f} s of steps")
     for role, used in after.items():
         print(f"{role:<46}{(used - before.get(role, 0.0)) / wall:8.2f}")
+
+
+class Load(threading.Thread):
+    """Asks the engine how many requests it has, until `over`."""
+
+    def __init__(self, run: psutil.Popen) -> None:
+        super().__init__(daemon=True)
+        self.over = threading.Event()
+        self.asked = self.busy = self.requests = 0
+        lines = [process.cmdline() for process in run.children(recursive=True)]
+        (line,) = [
+            one for one in lines if "sglang.launch_server" in one and "guard.py" not in one[3]
+        ]
+        self._url = f"http://127.0.0.1:{line[line.index('--port') + 1]}/v1/loads"
+
+    def run(self) -> None:
+        while not self.over.wait(0.25):
+            with urllib.request.urlopen(self._url, timeout=10) as answer:
+                (load,) = json.load(answer)["loads"]
+            found = load["num_running_reqs"] + load["num_waiting_reqs"]
+            self.asked += 1
+            self.busy += found > 0
+            self.requests += found
+
+    @property
+    def mean(self) -> float:
+        """Requests at one time."""
+        return self.requests / max(1, self.asked)
 
 
 def wait_for(run: psutil.Popen, runs: Path, step: int) -> Path:
