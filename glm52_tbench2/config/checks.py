@@ -33,6 +33,7 @@ MAY_BE_ZERO = {
     "clip.overlong_factor",
     "cluster.driver_node",
     "cluster.gpus_per_node",
+    "cluster.hardware.gpu_reserved_gb",
     "cluster.max_restarts",
     "cluster.slurm.max_requeues",
     "cluster.slurm.memory_gb",
@@ -60,7 +61,7 @@ UNBOUNDED = {"clip.correction_high", "clip.dual_clip", "clip.eps_high"}
 
 def problems(config: RunConfig) -> list[str]:
     """Every contradiction, each one sentence that names the knobs and the mend; empty: none."""
-    if found := _numbers(config):  # the rest reckons with them
+    if found := numbers(config):  # the rest reckons with them
         return found
     return [
         *_rollout(config),
@@ -108,7 +109,8 @@ def _slots_unused(config: RunConfig) -> list[str]:
     ]
 
 
-def _numbers(config: RunConfig) -> list[str]:
+def numbers(config: RunConfig) -> list[str]:
+    """Numbers that have no meaning, each as one sentence."""
     from .compose import leaves  # which imports this module
 
     found = []
@@ -198,14 +200,26 @@ def _clip(config: RunConfig) -> list[str]:
 
 
 def _parallel(config: RunConfig) -> list[str]:
-    parallel, model = config.parallel, config.model
+    return [*_ranks(config), *_split_evenly(config), *_stages(config)]
+
+
+def _ranks(config: RunConfig) -> list[str]:
+    """What keeps the ranks from being cut into the groups asked for."""
+    parallel = config.parallel
     found = []
     ranks = parallel.nodes * parallel.gpus_per_node
+    expert_ranks = parallel.expert * parallel.expert_tensor * parallel.pipeline
+    if ranks % expert_ranks:
+        found.append(
+            f"parallel: {ranks} ranks do not divide into expert x expert_tensor x pipeline = "
+            f"{expert_ranks}; change one of them."
+        )
     model_ranks = parallel.tensor * parallel.context * parallel.pipeline
     if ranks % model_ranks:
         return [
             f"parallel: {ranks} ranks (nodes x gpus_per_node) do not divide into tensor x context "
-            f"x pipeline = {model_ranks}; change one of them."
+            f"x pipeline = {model_ranks}; change one of them.",
+            *found,
         ]
     data = ranks // model_ranks
     batch = config.rollout.prompts_per_step * config.rollout.samples_per_prompt
@@ -215,40 +229,53 @@ def _parallel(config: RunConfig) -> list[str]:
             f"divide by {data} data-parallel ranks x {config.optim.steps_per_batch} "
             "optim.steps_per_batch; change one of them."
         )
-    expert_ranks = parallel.expert * parallel.expert_tensor * parallel.pipeline
-    if ranks % expert_ranks:
-        found.append(
-            f"parallel: {ranks} ranks do not divide into expert x expert_tensor x pipeline = "
-            f"{expert_ranks}; change one of them."
-        )
-    if model.num_experts % parallel.expert:
-        found.append(
-            f"parallel.expert ({parallel.expert}) does not divide model.num_experts "
-            f"({model.num_experts})."
-        )
-    if model.num_heads % parallel.tensor:
-        found.append(
-            f"parallel.tensor ({parallel.tensor}) does not divide model.num_heads "
-            f"({model.num_heads})."
-        )
-    found += _stages(config)
     return found
+
+
+def _split_evenly(config: RunConfig) -> list[str]:
+    """What of the model a layout cannot cut into equal parts."""
+    parallel, model = config.parallel, config.model
+    found = []
+    for knob, parts, names in (
+        ("expert", parallel.expert, ("num_experts",)),
+        ("tensor", parallel.tensor, ("num_heads", "vocab_size", "dense_ffn_size")),
+        ("expert_tensor", parallel.expert_tensor, ("expert_ffn_size",)),
+    ):
+        found += [
+            f"parallel.{knob} ({parts}) does not divide model.{name} ({getattr(model, name)}); "
+            f"write a parallel.{knob} that does."
+            for name in names
+            if getattr(model, name) % parts
+        ]
+    shared = model.num_shared_experts * model.expert_ffn_size
+    if shared % parallel.tensor:
+        found.append(
+            f"parallel.tensor ({parallel.tensor}) does not divide the shared experts' width, "
+            f"model.num_shared_experts x model.expert_ffn_size = {shared}; write a "
+            "parallel.tensor that does."
+        )
+    return found
+
+
+def stage_sizes(config: RunConfig) -> list[int]:
+    """Layers of each pipeline stage, of a layout that :func:`problems` finds nothing wrong with."""
+    parallel = config.parallel
+    even = [config.model.num_layers // parallel.pipeline] * parallel.pipeline
+    return list(parallel.pipeline_layers) or even
 
 
 def _stages(config: RunConfig) -> list[str]:
     parallel, model = config.parallel, config.model
-    layers = parallel.pipeline_layers
-    if not layers:
-        if model.num_layers % parallel.pipeline:
-            return [
-                f"parallel.pipeline ({parallel.pipeline}) does not divide model.num_layers "
-                f"({model.num_layers}); list the layers of each stage in parallel.pipeline_layers."
-            ]
-        layers = [model.num_layers // parallel.pipeline] * parallel.pipeline
-    if len(layers) != parallel.pipeline or sum(layers) != model.num_layers:
+    if not parallel.pipeline_layers and model.num_layers % parallel.pipeline:
         return [
-            f"parallel.pipeline_layers {layers} must hold {parallel.pipeline} numbers that sum to "
-            f"model.num_layers ({model.num_layers})."
+            f"parallel.pipeline ({parallel.pipeline}) does not divide model.num_layers "
+            f"({model.num_layers}); list the layers of each stage in parallel.pipeline_layers."
+        ]
+    layers = stage_sizes(config)
+    if len(layers) != parallel.pipeline or sum(layers) != model.num_layers or min(layers) < 1:
+        return [
+            f"parallel.pipeline_layers {layers} must hold {parallel.pipeline} numbers above 0 that "
+            f"sum to model.num_layers ({model.num_layers})."
         ]
     if model.family is not ModelFamily.glm_moe_dsa:
         return []

@@ -115,6 +115,7 @@ CLASSES: dict[str, Judgement] = {
     "cluster.slurm": _COSMETIC,
     "cluster.deadlines": _COSMETIC,
     "cluster.max_restarts": _COSMETIC,
+    "cluster.hardware": _COSMETIC,
     "optim": _TRAINING,
     "optim.state_on_disk": _SPEED,
     # Evaluations further apart are points of the same curve.

@@ -40,14 +40,22 @@ def compose(overrides: list[str]) -> RunConfig:
     Raises UserError for an unknown key or group choice, a value of the wrong type, a missing
     value, or knobs that contradict each other.
     """
+    return checked(_composed(overrides))
+
+
+def compose_unchecked(overrides: list[str]) -> RunConfig:
+    """The same, whose knobs may contradict each other."""
+    return typed(_composed(overrides))
+
+
+def _composed(overrides: list[str]) -> DictConfig:
     register_schema()
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            composed = hydra_compose("config", overrides)
+            return hydra_compose("config", overrides)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise UserError(explain(error)) from error
-    return checked(composed)
 
 
 def checked(composed: DictConfig) -> RunConfig:

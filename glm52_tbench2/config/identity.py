@@ -38,6 +38,7 @@ EXCLUDED = (
     "cluster.fabric",
     "cluster.max_restarts",
     "cluster.deadlines",
+    "cluster.hardware",
     "cluster.slurm",
 )
 """Knobs, and what holds knobs, that say where things lie or how they are logged or queued, and

@@ -467,6 +467,28 @@ class SlurmConfig:
 
 
 @dataclass
+class HardwareConfig:
+    """What `glm52 plan` and the checks before a run reckon with; null: unknown, so not reckoned."""
+
+    gpu_memory_gb: float | None = MISSING
+    """Memory of one GPU that a process can use, GB (1e9 bytes)."""
+    gpu_reserved_gb: float = MISSING
+    """Of that, what CUDA's context, communication buffers and the like take, GB."""
+    gpu_bf16_tflops: float | None = MISSING
+    """Peak of one GPU in dense bfloat16, 1e12 operations a second."""
+    gpu_link_gb_s: float | None = MISSING
+    """Bandwidth of one GPU to the others of its node, one direction, GB/s."""
+    fabric_gb_s: float | None = MISSING
+    """Bandwidth of one GPU to other nodes, one direction, GB/s."""
+    disk_gb_s: float | None = MISSING
+    """Bandwidth of a node's own disks together, reading or writing, GB/s."""
+    disk_gb: float | None = MISSING
+    """Room on a node's own disks, GB."""
+    host_memory_gb: float | None = MISSING
+    """Memory of a node beside its GPUs', GB; null with scheduler local: as this machine has."""
+
+
+@dataclass
 class ClusterConfig:
     scheduler: Scheduler = MISSING
     """local: this machine; slurm: through submitit."""
@@ -486,6 +508,8 @@ class ClusterConfig:
     """Readiness gates."""
     max_restarts: int = MISSING
     """Restarts of one role before the run fails."""
+    hardware: HardwareConfig = MISSING
+    """What a node is, as far as a plan reckons with it."""
     slurm: SlurmConfig = MISSING
     """The job, read when scheduler is slurm."""
 

@@ -138,7 +138,7 @@ def test_an_experiment_holds_overrides_only():
         (["clip.correction_low=3"], "swap them"),
         (["experiment=smoke", "parallel.gpus_per_node=3"], "does not divide"),
         (["parallel.pipeline_layers=[20,20,20,18]"], "index_layers"),
-        (["parallel.tensor=3"], "do not divide"),
+        (["parallel.context=3"], "do not divide"),
         (["clip.kl_coef=0.1"], "clip.kl_coef"),
         (["rollout.max_concurrent_samples=4096"], "sandbox.max_concurrent"),
         (["engine.num_engines=3"], "(3) does not divide by engine.nodes (8)"),
