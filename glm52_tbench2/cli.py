@@ -20,6 +20,8 @@ usage: glm52 VERB [...]
                               in minutes); -m: a sweep
   train --dry-run [OVERRIDES] the job Slurm would get, and each node's roles;
                               with -m a sweep's points, jobs and problems
+  plan [OVERRIDES] [--search] what a layout needs: memory, disk, time, and what
+                              does not fit; --search: every layout of its nodes
   eval [OVERRIDES] [--run RUN]
                               reward and pass@k of model.path, of a run's newest
                               weights or, with engine=external, of an endpoint
@@ -131,6 +133,32 @@ def _hydra(arguments: list[str]) -> int:
         raise UserError(explain(error)) from error
     # Hydra has loaded its plugins again by now: the class is asked for here, not before.
     return max([*codes, *multirun.SweepLauncher.codes], default=0)
+
+
+def _plan(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        "glm52 plan",
+        description="What a run needs: parameters, memory of every rank, disk, KV tokens, the "
+        "least time of a step and of a weight update; and all that does not fit.",
+        epilog="Figures of the machines are knobs: glm52 knobs cluster.hardware. Exit code: 0 it "
+        "fits, 2 it does not, or bad input. docs/plan.md tells the keys of --json.",
+    )
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="KNOB=VALUE",
+        help="as of glm52 train: parallel.nodes=4 optim.state_on_disk=false",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--search",
+        action="store_true",
+        help="list the layouts that fit parallel.nodes, best first, and why the others do not",
+    )
+    options = parser.parse_intermixed_args(arguments)
+    from .launch.plan.verb import run
+
+    return run(options.overrides, as_text=not options.json, searching=options.search)
 
 
 def _eval(arguments: list[str]) -> int:
@@ -423,6 +451,7 @@ def _warm_start(arguments: list[str]) -> int:
 
 _VERBS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
+    "plan": _plan,
     "eval": _eval,
     "resume": _resume,
     "rerun": _rerun,

@@ -29,6 +29,7 @@ from ..tasks.sets import TaskSet, check_disjoint, check_leakage, load_set
 from ..tasks.suite import load_suite, select
 from ..trainer import limits
 from .placement import given_port
+from .plan.findings import memory_problems
 from .ports import is_free
 from .slurm.limits import cluster_problems
 
@@ -54,6 +55,7 @@ def problems(config: RunConfig) -> list[str]:
     return [
         *name_problems(config),
         *(limits.problems(config) if config.trains else []),
+        *memory_problems(config),
         *_endpoint(config),
         *(_machine(config) if here else cluster_problems(config)),
         # A job's nodes make its local sandboxes; a service can be asked from here.
