@@ -22,6 +22,8 @@ from glm52_tbench2.trainer.model import PolicyModel, build_model, score, wrap
 from glm52_tbench2.trainer.optimizer import build_optimizer, learning_rate
 from glm52_tbench2.trainer.step import TrainStep
 
+from .storage import LiveStorage
+
 Weights = dict[str, np.ndarray]
 
 
@@ -39,6 +41,28 @@ class Trainer:
         load_hf(self.model, Path(run.model.path))
         self.optimizer = build_optimizer(run, wrapped)
         self.train = TrainStep(run, wrapped, self.optimizer)
+
+
+def memory(run: RunConfig, short: list[Sample], long: list[Sample]) -> dict[str, int]:
+    """Bytes of weights, gradients and optimizer state, and what a step on `long` needs beside
+    them; one on `short` makes the state."""
+    with LiveStorage() as live:
+        model = build_model(run)
+        weights = live.now
+        wrapped = wrap(model)
+        gradients = live.now - weights
+        load_hf(model, Path(run.model.path))
+        optimizer = build_optimizer(run, wrapped)
+        train = TrainStep(run, wrapped, optimizer)
+        train(short, 1)
+        held = live.peak = live.now
+        train(long, 2)
+    return {
+        "weights": weights,
+        "gradients": gradients,
+        "optimizer state": held - weights - gradients,
+        "activations": live.peak - held,
+    }
 
 
 def logits(run: RunConfig, sequences: list[list[int]]) -> np.ndarray:
