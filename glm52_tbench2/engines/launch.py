@@ -27,7 +27,7 @@ from glm52_tbench2.config.schema import Device, RunConfig, WeightTransport
 from glm52_tbench2.config.signals import Signals, SignalsLost
 
 from .client import NO_VERSION
-from .weights import to_serve
+from .weights import fp8, tensor_shapes, to_serve
 
 CPU = Path(__file__).parent / "cpu"
 ROOT = Path(__file__).parents[2]
@@ -71,8 +71,11 @@ def server_command(
     Raises UserError for an argument that another field decides.
     """
     engine = config.engine
+    # A run's fp8 comes in blocks, which SGLang takes only where it has built them at its start.
+    awaits_fp8 = config.trains and engine.dtype == "fp8" and not fp8.holds_fp8(model_path)
     # Without a folder of each version it may start from weights that the trainer is past.
-    tag = str(version) if engine.transport is WeightTransport.disk else NO_VERSION
+    told = engine.transport is WeightTransport.disk and not awaits_fp8
+    tag = str(version) if told else NO_VERSION
     if engine.dtype not in DTYPES:
         raise UserError(f"engine.dtype is {engine.dtype}; write one of {', '.join(DTYPES)}.")
     argv = [
@@ -89,6 +92,10 @@ def server_command(
         # Without it a health check takes a second and runs a greedy request among the others.
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
     }
+    if awaits_fp8:
+        # Random weights in that shape: it generates nothing before the trainer sends version 0.
+        entry = {"quantization_config": fp8.config_entry(tensor_shapes(model_path))}
+        argv += ["--load-format", "dummy", "--json-model-override-args", json.dumps(entry)]
     nodes = engine.nodes_per_engine
     if engine.device is Device.cuda:
         argv += ["--tp-size", str(engine.gpus_per_engine)]

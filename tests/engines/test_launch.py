@@ -5,20 +5,26 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from glm52_tbench2.config import save_run_config
 from glm52_tbench2.config.compose import compose
 from glm52_tbench2.config.errors import UserError
-from glm52_tbench2.config.schema import RunConfig
+from glm52_tbench2.config.schema import RunConfig, WeightTransport
 from glm52_tbench2.config.signals import Signals
 from glm52_tbench2.engines import launch, weights
 from glm52_tbench2.engines.launch import server_command
+from glm52_tbench2.engines.weights import tensor_shapes
+from glm52_tbench2.engines.weights.fp8 import config_entry
 
 REFERENCE = """
---model-path /models/GLM-5.2 --weight-version none --host 10.0.0.5 --port 30000
+--weight-version none --load-format dummy --host 10.0.0.5 --port 30000
 --device cuda --quantization fp8 --random-seed 1
 """
 COMMON = """
@@ -44,12 +50,30 @@ LOW_LATENCY = f"""{REFERENCE}
 GOLDEN = {"balanced": BALANCED, "low_latency": LOW_LATENCY}
 
 
-def reference(engine: str) -> tuple[list[str], dict[str, str]]:
-    """The second part of an engine, if it spans two nodes."""
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Starting weights in bfloat16: a layer in fp8, its router and the head not."""
+    made = tmp_path / "GLM-5.2"
+    made.mkdir()
+    (made / "config.json").write_text("{}")
+    names = (
+        "model.layers.0.mlp.gate.weight",
+        "model.layers.0.mlp.down_proj.weight",
+        "lm_head.weight",
+    )
+    weights = {name: torch.zeros(2, 2, dtype=torch.bfloat16) for name in names}
+    save_file({**weights, "model.norm.weight": torch.zeros(2)}, made / "model.safetensors")
+    return made
+
+
+def reference(engine: str, folder: Path, **changes: Any) -> tuple[list[str], dict[str, str]]:
+    """The second part of an engine, if it spans two nodes; with knobs of the engine changed."""
+    config = compose([f"engine={engine}"])
     part, meet = (1, "10.0.0.5:25000") if engine == "low_latency" else (0, None)
+    steps = changes.pop("steps", config.steps)
     return server_command(
-        compose([f"engine={engine}"]),
-        Path("/models/GLM-5.2"),
+        replace(config, steps=steps, engine=replace(config.engine, **changes)),
+        folder,
         12,
         "10.0.0.5",
         30000,
@@ -82,10 +106,36 @@ def cpu_command(*overrides: str) -> tuple[list[str], dict[str, str]]:
 
 
 @pytest.mark.parametrize("engine", GOLDEN)
-def test_reference_command_line(engine: str) -> None:
-    argv, _ = reference(engine)
+def test_reference_command_line(engine: str, folder: Path) -> None:
+    argv, _ = reference(engine, folder)
     assert argv[:3] == [sys.executable, "-m", "sglang.launch_server"]
-    assert options(argv[3:]) == options(GOLDEN[engine].split())
+    found = options(argv[3:])
+    assert found.pop("--model-path") == [str(folder)]
+    assert json.loads(found.pop("--json-model-override-args")[0]) == {
+        "quantization_config": {
+            "quant_method": "fp8",
+            "fmt": "e4m3",
+            "activation_scheme": "dynamic",
+            "weight_block_size": [128, 128],
+            "modules_to_not_convert": ["lm_head", "model.layers.0.mlp.gate"],
+        }
+    }
+    assert found == options(GOLDEN[engine].split())
+
+
+def test_an_fp8_engine_is_built_for_blocks_until_they_are_there(folder: Path) -> None:
+    def waits(**changes: Any) -> bool:
+        argv, _ = reference("balanced", folder, transport=WeightTransport.disk, **changes)
+        tag = argv[argv.index("--weight-version") + 1]
+        assert ("dummy" in argv) == ("--json-model-override-args" in argv) == (tag == "none")
+        return "dummy" in argv
+
+    assert waits()
+    assert not waits(steps=0)  # nobody would send an evaluation weights
+    assert not waits(dtype="bfloat16")
+    entry = {"quantization_config": config_entry(tensor_shapes(folder))}
+    (folder / "config.json").write_text(json.dumps(entry))
+    assert not waits()
 
 
 @pytest.mark.parametrize("engine", GOLDEN)
@@ -94,13 +144,13 @@ def test_reference_fills_its_nodes(engine: str) -> None:
     assert (config.nodes, config.num_engines * config.gpus_per_engine) == (8, 32)
 
 
-def test_reference_server_gets_nothing_of_the_cpu() -> None:
-    _, env = reference("balanced")
+def test_reference_server_gets_nothing_of_the_cpu(folder: Path) -> None:
+    _, env = reference("balanced", folder)
     assert not {"PYTHONPATH", "SGLANG_USE_CPU_ENGINE", "SGLANG_PLUGINS"} & env.keys()
 
 
-def test_an_engine_over_nodes_meets_in_a_store_that_is_served_for_it() -> None:
-    _, env = reference("low_latency")
+def test_an_engine_over_nodes_meets_in_a_store_that_is_served_for_it(folder: Path) -> None:
+    _, env = reference("low_latency", folder)
     assert env["SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"] == "env://"
     assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("10.0.0.5", "25000")
     assert env["TORCHELASTIC_USE_AGENT_STORE"] == "True"  # else the first part would serve one
@@ -133,8 +183,8 @@ def test_a_part_that_waits_in_vain_names_whom_it_waited_for(
         launch.agree(config, tmp_path, 2, 1, 1, None)
 
 
-def test_sglang_takes_every_argument(tmp_path: Path) -> None:
-    commands = [reference(engine)[0] for engine in GOLDEN] + [cpu_command()[0]]
+def test_sglang_takes_every_argument(folder: Path) -> None:
+    commands = [reference(engine, folder)[0] for engine in GOLDEN] + [cpu_command()[0]]
     code = """
 import argparse, json, sys
 from sglang.srt.server_args import ServerArgs

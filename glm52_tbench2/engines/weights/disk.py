@@ -21,7 +21,9 @@ class DiskSender(Sender):
         self, targets: list[Target], tensors: Tensors, version: int
     ) -> Callable[[], Awaitable[None]]:
         """Publishes the version, once. Raises OSError too."""
-        folder = self._publish(tensors, version) if version else self.start
+        # The starting weights need no copy, unless the engines want them in fp8.
+        start_will_do = version == 0 and self.config.engine.dtype != "fp8"
+        folder = self.start if start_will_do else self._publish(tensors, version)
         body = {"model_path": str(folder.resolve()), "flush_cache": False}
 
         async def load_one(target: Target) -> None:
@@ -35,5 +37,6 @@ class DiskSender(Sender):
     def _publish(self, tensors: Tensors, version: int) -> Path:
         # Not again when a push is repeated: an engine may be starting from it.
         if self._published is None or self._published[0] != version:
-            self._published = version, publish(self._folder, tensors, self.start, version)
+            dtype = self.config.engine.dtype
+            self._published = version, publish(self._folder, tensors, self.start, version, dtype)
         return self._published[1]

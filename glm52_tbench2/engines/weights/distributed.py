@@ -16,7 +16,6 @@ from glm52_tbench2.config.schema import Device, RunConfig
 from glm52_tbench2.config.signals import Signals
 
 from ..client import EngineClient, EngineError
-from .folders import like_start
 from .sender import (
     BUCKET_TIMEOUT_S,
     Bucket,
@@ -24,7 +23,6 @@ from .sender import (
     Target,
     Tensors,
     begin,
-    buckets,
     each,
     end,
 )
@@ -56,7 +54,7 @@ class DistributedSender(Sender):
         self, targets: list[Target], tensors: Tensors, version: int
     ) -> Callable[[], Awaitable[None]]:
         """Gathers the first bucket, and makes the group if there is none that fits."""
-        stream = buckets(like_start(tensors, self.start), self.config.engine.bucket_bytes)
+        stream = self.buckets(tensors)
         first = next(stream, [])
         members = [target.client.url for target in targets]
         # An engine that was restarted serves another version, whatever its address.

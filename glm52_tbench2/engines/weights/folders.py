@@ -17,6 +17,8 @@ from glm52_tbench2.config.files import sync
 from glm52_tbench2.config.paths import resolve
 from glm52_tbench2.config.schema import RunConfig
 
+from . import fp8
+
 if TYPE_CHECKING:
     import torch
 
@@ -51,20 +53,22 @@ def latest(folder: Path) -> tuple[Path, int] | None:
 
 
 def publish(
-    folder: Path, tensors: Iterable[tuple[str, "torch.Tensor"]], config_src: Path, version: int
+    folder: Path,
+    tensors: Iterable[tuple[str, "torch.Tensor"]],
+    config_src: Path,
+    version: int,
+    dtype: str = "",
 ) -> Path:
     """Writes `tensors` as `version`, whole or not at all, and removes versions that are too old.
 
     `config_src` is the folder of the starting weights: its config and tokenizer are copied, and
-    `tensors` must have its names and shapes. Raises ValueError when they differ, OSError when the
-    disk is full.
+    `tensors` must have its names and shapes. With `dtype` fp8 they are written in that. Raises
+    ValueError when they differ, OSError when the disk is full.
     """
     target = folder / f"version_{version:06d}"
     with _whole_folder(target) as temporary:
-        _write_shards(temporary, like_start(tensors, config_src))
-        for path in config_src.iterdir():
-            if path.is_file() and path.suffix != ".safetensors" and path.name != _INDEX:
-                shutil.copyfile(path, temporary / path.name)
+        _write_shards(temporary, outgoing(tensors, config_src, dtype))
+        copy_beside(config_src, temporary, dtype)
         (temporary / _VERSION).write_text(json.dumps({"version": version}))
     older = [path for path in sorted(folder.glob("version_*")) if path < target]
     for old in older[: 1 - KEEP]:
@@ -72,13 +76,32 @@ def publish(
     return target
 
 
-def like_start(
+def outgoing(
+    tensors: Iterable[tuple[str, "torch.Tensor"]], start: Path, dtype: str
+) -> Iterator[tuple[str, "torch.Tensor"]]:
+    """The tensors as an engine of engine.dtype `dtype` takes them.
+
+    After the last, ValueError if names or shapes are not those in `start`: an engine leaves a
+    weight that it is not given as it was.
+    """
+    whole = _like_start(tensors, start)
+    return fp8.quantised(whole) if dtype == "fp8" else whole
+
+
+def copy_beside(start: Path, folder: Path, dtype: str) -> None:
+    """Gives a folder of weights the config and the tokenizer of the folder `start`."""
+    for path in start.iterdir():
+        if path.is_file() and path.suffix != ".safetensors" and path.name != _INDEX:
+            shutil.copyfile(path, folder / path.name)
+    if dtype == "fp8":
+        config = json.loads((start / "config.json").read_bytes())
+        config["quantization_config"] = fp8.config_entry(tensor_shapes(start))
+        (folder / "config.json").write_text(json.dumps(config, indent=2))
+
+
+def _like_start(
     tensors: Iterable[tuple[str, "torch.Tensor"]], start: Path
 ) -> Iterator[tuple[str, "torch.Tensor"]]:
-    """The tensors; after the last, ValueError if names or shapes are not those in `start`.
-
-    An engine leaves a weight that it is not given as it was.
-    """
     got: dict[str, list[int]] = {}
     for name, tensor in tensors:
         got[name] = list(tensor.shape)

@@ -19,6 +19,7 @@ import torch
 from glm52_tbench2.config.schema import PauseMode, RunConfig
 
 from ..client import EngineClient, EngineError
+from .folders import outgoing
 
 LOAD_TIMEOUT_S = 600.0
 """Longest wait for an engine to load a version, seconds."""
@@ -75,6 +76,11 @@ class Sender(ABC):
 
         That notes an engine's failure in its target. Raises EngineError while all is as before.
         """
+
+    def buckets(self, tensors: Tensors) -> Iterator[Bucket]:
+        """What is sent of them: by engine.dtype, in lists of engine.bucket_bytes at most."""
+        engine = self.config.engine
+        return buckets(outgoing(tensors, self.start, engine.dtype), engine.bucket_bytes)
 
     async def _push(self, urls: Sequence[str], tensors: Tensors, version: int) -> list[float]:
         async with AsyncExitStack() as stack:

@@ -14,8 +14,7 @@ import torch.multiprocessing
 
 from glm52_tbench2.config.schema import RunConfig
 
-from .folders import like_start
-from .sender import BUCKET_TIMEOUT_S, Bucket, Sender, Target, Tensors, begin, buckets, each, end
+from .sender import BUCKET_TIMEOUT_S, Bucket, Sender, Target, Tensors, begin, each, end
 
 _ALIGN = 64
 
@@ -34,7 +33,7 @@ class TensorSender(Sender):
         self, targets: list[Target], tensors: Tensors, version: int
     ) -> Callable[[], Awaitable[None]]:
         """Gathers the first bucket."""
-        stream = buckets(like_start(tensors, self.start), self.config.engine.bucket_bytes)
+        stream = self.buckets(tensors)
         first = next(stream, [])
 
         async def load() -> None:
