@@ -20,6 +20,9 @@ from glm52_tbench2.config.errors import UserError
 
 from .model import PolicyModel
 
+FLOATS = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+"""What weights may be stored in, by the names of safetensors: fp8 would need its scales."""
+
 _OUTSIDE_LAYERS = {
     "embedding.word_embeddings.weight": "model.embed_tokens.weight",
     "decoder.final_layernorm.weight": "model.norm.weight",
@@ -77,7 +80,7 @@ def local_weights(model: PolicyModel) -> list[Weight]:
         split = getattr(tensor, "tensor_model_parallel", False) and size > 1
         found.append(
             Weight(
-                _hf_names(name, model),
+                hf_names(name, model),
                 tensor.detach(),
                 tensor.partition_dim if split else None,
                 rank if split else 0,
@@ -126,19 +129,23 @@ def export_hf(model: PolicyModel, folder: Path) -> Iterator[tuple[str, Tensor]]:
                 received.append(mine[names].local)
             elif me == 0:
                 like = weights[0].local
-                buffer = torch.empty(entry[4], dtype=_dtype(names, like), device=like.device)
-                dist.recv(buffer, rank)
-                received.append(buffer)
+                received.append(
+                    torch.empty(entry[4], dtype=_dtype(names, like), device=like.device)
+                )
+                dist.recv(received[-1], rank)
             elif rank == me:
                 dist.send(mine[names].local.contiguous(), 0)
         if me == 0:
-            yield from zip(names, _unite(received, len(names), entry[1]), strict=True)
+            united = _unite(received, len(names), entry[1])
+            received.clear()
             for name in names:
                 untrained.pop(name, None)
+                yield name, united.pop(0)
     yield from ((name, file.get_tensor(name)) for name, file in untrained.items())
 
 
-def _hf_names(name: str, model: PolicyModel) -> tuple[str, ...]:
+def hf_names(name: str, model: PolicyModel) -> tuple[str, ...]:
+    """A weight's tensors in transformers' files: one, or gate and up, which it stacks."""
     if name in _OUTSIDE_LAYERS:
         return (_OUTSIDE_LAYERS[name],)
     found = re.fullmatch(r"decoder\.layers\.(\d+)\.(.+)", name)
@@ -172,6 +179,11 @@ def _read_shard(weight: Weight, name: str, files: dict[str, Any], folder: Path) 
     expected = list(weight.local.shape)
     if len(weight.names) == 2:
         expected[0] //= 2
+    if tensor.get_dtype() not in FLOATS:
+        raise UserError(
+            f"{folder}: {name} is {tensor.get_dtype()}; name a folder of the weights in bfloat16 "
+            "or float32."
+        )
     shard = [slice(0, size) for size in expected]
     if weight.dim is not None:
         start = weight.shard * expected[weight.dim]

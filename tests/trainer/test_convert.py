@@ -90,6 +90,15 @@ def test_a_tensor_of_another_shape_is_named(ranks, run):
         ranks(wider, "round_trip")
 
 
+def test_weights_in_fp8_are_refused(ranks, run, start_weights, tmp_path):
+    tensors = load_file(start_weights / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["lm_head.weight"].to(torch.float8_e4m3fn)
+    save_file(tensors, tmp_path / "model.safetensors")
+    quantised = replace(run, model=replace(run.model, path=str(tmp_path)))
+    with pytest.raises(AssertionError, match=r"UserError.*lm_head\.weight is F8_E4M3; name"):
+        ranks(quantised, "round_trip")
+
+
 def test_a_folder_of_another_model_is_refused(run, start_weights):
     check_hf_config(run.model, start_weights)
     with pytest.raises(UserError, match=r"routed_scaling_factor = 1\.8"):

@@ -6,7 +6,7 @@ appended, a float32 for every block of 128 x 128, cut off at the edges: w is abo
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,9 @@ BLOCK = 128
 """Rows and columns that share a scale."""
 LARGEST = 448.0
 """Largest number of float8_e4m3fn, which the largest of each block becomes."""
+
+SCALES = "_scale_inv"
+"""What the name of a weight's scales has behind that of the weight."""
 
 # The linear layers that SGLang builds in fp8. Embeddings, norms, router, the indexer's head
 # weights and what joins a layer that predicts several tokens stay as they are.
@@ -48,7 +51,12 @@ def quantised(tensors: Iterable[tuple[str, "Tensor"]]) -> Iterator[tuple[str, "T
 
 def scales_of(name: str) -> str:
     """The name of a weight's scales."""
-    return f"{name}_scale_inv"
+    return name + SCALES
+
+
+def scales_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape of the scales of a weight of that shape."""
+    return tuple(-(-size // BLOCK) for size in shape)
 
 
 def quantise(weight: "Tensor") -> tuple["Tensor", "Tensor"]:
@@ -59,8 +67,8 @@ def quantise(weight: "Tensor") -> tuple["Tensor", "Tensor"]:
     """
     import torch
 
-    rows, columns = weight.shape
-    down, across = -(-rows // BLOCK), -(-columns // BLOCK)
+    columns = weight.shape[1]
+    down, across = scales_shape(weight.shape)
     found = torch.empty_like(weight, dtype=torch.float8_e4m3fn)
     scales = torch.empty((down, across), dtype=torch.float32, device=weight.device)
     step = max(1, _STRIP // (BLOCK * BLOCK * across))
@@ -70,7 +78,7 @@ def quantise(weight: "Tensor") -> tuple["Tensor", "Tensor"]:
         strip = torch.zeros((here * BLOCK, across * BLOCK), device=weight.device)
         strip[: len(source), :columns] = source
         blocks = strip.view(here, BLOCK, across, BLOCK)
-        largest = blocks.abs().amax((1, 3))
+        largest = torch.maximum(blocks.amax((1, 3)), -blocks.amin((1, 3)))
         factors = torch.where(largest < _SMALLEST, 1.0, LARGEST / largest)
         blocks.mul_(factors[:, None, :, None])
         found[first * BLOCK : (first + step) * BLOCK] = strip[: len(source), :columns]
