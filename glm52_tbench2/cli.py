@@ -41,6 +41,10 @@ usage: glm52 VERB [...]
   tasks check SET [sandbox=X] prove each task: solution 1, nothing 0, wrong 0
   tasks build --set SET --tasks-dir DIR
                               write prompt rows of a set and what it holds out
+  weights import FOLDER CHECKPOINT [OVERRIDES]
+                              a model's files as a checkpoint for any layout
+  weights export CHECKPOINT FOLDER [OVERRIDES] [--fp8]
+                              a checkpoint, of a run too, as a model's files
   knobs [WORD] [OVERRIDES]    knobs with their values and meaning
   warm-start --out DIR        rebuild the small model's starting weights
 
@@ -420,6 +424,47 @@ def _tasks(arguments: list[str]) -> int:
     return 0
 
 
+def _weights(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        "glm52 weights",
+        description="Turn weights in transformers' format into a checkpoint of the trainer, and "
+        "back, a tensor at a time; given again, a verb that was stopped goes on.",
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    tells = {
+        "import": "a folder in transformers' format as a checkpoint that any layout loads",
+        "export": "a checkpoint as a folder in transformers' format",
+    }
+    for verb, told in tells.items():
+        one = verbs.add_parser(verb, help=told, description=f"Write {told}.")
+        ends = ("folder", "checkpoint") if verb == "import" else ("checkpoint", "folder")
+        helps = {
+            "folder": "with config.json and *.safetensors",
+            "checkpoint": "as RUN/checkpoints/step_N, whose config is then that of the run",
+        }
+        for name in ends:
+            one.add_argument(name, type=Path, help=helps[name])
+        one.add_argument(
+            "overrides",
+            nargs="*",
+            metavar="KNOB=VALUE",
+            help="which model, as model=glm47_flash, and where its other files are, model.path",
+        )
+        if verb == "export":
+            one.add_argument("--fp8", action="store_true", help="in blocks of 128, as engines take")
+    options, more = parser.parse_known_args(arguments)
+    if any(word.startswith("-") for word in more):
+        parser.parse_args(arguments)  # which says what is wrong
+    overrides = [*options.overrides, *more]
+    from .trainer.weights import main
+
+    if options.verb == "import":
+        main.import_weights(options.folder, options.checkpoint, overrides)
+    else:
+        main.export_weights(options.checkpoint, options.folder, overrides, in_fp8=options.fp8)
+    return 0
+
+
 def _knobs(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         "glm52 knobs",
@@ -464,6 +509,7 @@ _VERBS: dict[str, Callable[[list[str]], int]] = {
     "samples": _samples,
     "diff": _diff,
     "tasks": _tasks,
+    "weights": _weights,
     "knobs": _knobs,
     "warm-start": _warm_start,
 }

@@ -48,6 +48,7 @@ CLASSES: dict[str, Judgement] = {
     "runs_dir": _COSMETIC,
     "model": _TRAINING,
     "model.name": _COSMETIC,
+    "model.checkpoint": _SPEED,
     "data.suite": _measured("the tasks come from another suite"),
     "data.train": _measured("a step visits other tasks", held_out=False),
     "data.eval": _measured("other tasks are held out"),

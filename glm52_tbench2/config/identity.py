@@ -33,6 +33,7 @@ EXCLUDED = (
     "checkpoint.every",
     "checkpoint.keep_last",
     "engine.weights_dir",
+    "model.checkpoint",
     "sandbox.api_key_file",
     "cluster.driver_node",
     "cluster.fabric",

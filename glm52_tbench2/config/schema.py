@@ -162,6 +162,8 @@ class ModelConfig:
     """Architecture by transformers' name: glm_moe_dsa (GLM-5.2), glm4_moe_lite (GLM-4.7-Flash)."""
     path: str = MISSING
     """Folder with the starting weights (HF safetensors), config.json and the tokenizer."""
+    checkpoint: str | None = MISSING
+    """What glm52 weights import made of that folder, for the trainer to start from; or null."""
     dtype: DType = MISSING
     """Precision of the trainer's forward and backward pass."""
     num_layers: int = MISSING

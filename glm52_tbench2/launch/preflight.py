@@ -177,6 +177,12 @@ def _model(config: RunConfig) -> list[str]:
             f"model.path is {folder}, and there is no such folder; put the weights of "
             f"{config.model.name} there, or write model.path=FOLDER."
         ]
+    made = config.model.checkpoint
+    if made is not None and config.trains and not (resolve(made) / "STABLE").is_file():
+        return [
+            f"model.checkpoint is {resolve(made)}, which is no whole checkpoint; make it with "
+            f"glm52 weights import, or write model.checkpoint=null."
+        ]
     # Of what engine.url serves, only the tokenizer is needed here.
     weights = ("config.json", "*.safetensors") if config.engine.url is None else ()
     missing = [name for name in (*weights, "tokenizer.json") if not any(folder.glob(name))]

@@ -27,12 +27,13 @@ from glm52_tbench2.config.errors import UserError
 from glm52_tbench2.config.files import atomic_write_bytes
 
 from .model import PolicyModel
+from .weights.safetensors import Folder
 
 FOLDER = "checkpoints"
 STABLE = "STABLE"
 
 # Keys of the optimizer's tensors do not tell which of several chained optimizers has them.
-_LAYOUT = {"chained_optim_avoid_prefix": True}
+LAYOUT = {"chained_optim_avoid_prefix": True}
 
 # Megatron passes a writer's error on as text. Where a full disk cuts torch's zip archive short, it
 # says that the archive's end is not where it should be, and no error number.
@@ -103,6 +104,24 @@ def load_latest(run_dir: Path, model: PolicyModel, optimizer: MegatronOptimizer)
     return step
 
 
+def load_weights(folder: Path, model: PolicyModel, source: Path) -> None:
+    """Fills the model from the checkpoint that was imported from `source`. A collective.
+
+    Raises UserError when it is not whole, or of other weights.
+    """
+    problem = _problem(folder)
+    if problem is None and _imported_from(folder) != Folder(source).fingerprint():
+        problem = f"it was not made of what is in {source} now"
+    if problem:
+        raise UserError(
+            f"model.checkpoint {folder} cannot be loaded: {problem}; make it with glm52 weights "
+            "import, or write model.checkpoint=null."
+        )
+    weights = model.sharded_state_dict(metadata=dict(LAYOUT))
+    state = dist_checkpointing.load({"model": weights}, str(folder))
+    model.load_state_dict(state["model"])
+
+
 def newest_intact(run_dir: Path) -> int | None:
     """The step of the newest checkpoint whose files are all as they were written. A collective."""
     for step in reversed(_folders(run_dir)):
@@ -122,12 +141,12 @@ def disk_full(error: BaseException) -> bool:
 def _state(
     model: PolicyModel, optimizer: MegatronOptimizer, step: int, *, is_loading: bool
 ) -> dict[str, Any]:
-    weights = model.sharded_state_dict(metadata=dict(_LAYOUT))
+    weights = model.sharded_state_dict(metadata=dict(LAYOUT))
     return {
         "step": step,
         "model": weights,
         "optimizer": optimizer.sharded_state_dict(
-            weights, is_loading=is_loading, metadata=dict(_LAYOUT)
+            weights, is_loading=is_loading, metadata=dict(LAYOUT)
         ),
     }
 
@@ -174,6 +193,11 @@ def _stable(folder: Path) -> dict[str, Any] | str:
         return f"it has no {STABLE} file, so it was not finished"
     except (ValueError, KeyError, TypeError):
         return f"its {STABLE} file is damaged"
+
+
+def _imported_from(folder: Path) -> Any:
+    """The fingerprint of the weights that a whole checkpoint was imported from."""
+    return json.loads((folder / STABLE).read_text()).get("source")
 
 
 def _folders(run_dir: Path) -> list[int]:

@@ -97,7 +97,11 @@ class TrainingLoop:
         optimizer = build_optimizer(run, wrapped)
         found = checkpoint.load_latest(run_dir, self.model, optimizer)
         if found is None:
-            load_hf(self.model, self.start_weights)
+            if run.model.checkpoint is None:
+                load_hf(self.model, self.start_weights)
+            else:
+                made = resolve(run.model.checkpoint)
+                checkpoint.load_weights(made, self.model, self.start_weights)
             optimizer.reload_model_params()
         self.optimizer, self.train_step = optimizer, TrainStep(run, wrapped, optimizer)
         self.sender = None if rank else make_sender(run, run_dir, self.signals)

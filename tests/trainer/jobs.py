@@ -3,9 +3,13 @@
 Imported in those processes alone: Megatron and what replaces CUDA for it stay out of the tests'.
 """
 
+import ctypes
 import errno
 import io
 import os
+import signal
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,9 @@ import numpy as np
 import torch
 
 from glm52_tbench2.config.schema import RunConfig
+from glm52_tbench2.engines.weights import fp8
+from glm52_tbench2.engines.weights.folders import outgoing
+from glm52_tbench2.engines.weights.sender import buckets
 from glm52_tbench2.rollout.batch import Sample
 from glm52_tbench2.trainer import checkpoint
 from glm52_tbench2.trainer.attention import Packed
@@ -21,6 +28,11 @@ from glm52_tbench2.trainer.logprobs import token_scores
 from glm52_tbench2.trainer.model import PolicyModel, build_model, score, wrap
 from glm52_tbench2.trainer.optimizer import build_optimizer, learning_rate
 from glm52_tbench2.trainer.step import TrainStep
+from glm52_tbench2.trainer.weights import work
+from glm52_tbench2.trainer.weights.exporting import export_hf as export_hf_folder
+from glm52_tbench2.trainer.weights.importing import import_hf
+from glm52_tbench2.trainer.weights.layout import describe
+from glm52_tbench2.trainer.weights.safetensors import content
 
 from .storage import LiveStorage
 
@@ -166,6 +178,111 @@ def save_and_go_on(
         if step in save_at:
             checkpoint.save(run_dir, step, trainer.model, trainer.optimizer, keep_last=2)
     return metrics, _weights(run, trainer.model)
+
+
+def sent(run: RunConfig, dtype: str, bucket_bytes: int) -> list[list[tuple[str, bytes]]]:
+    """The buckets that an engine gets: names and bytes."""
+    model, start = build_model(run), Path(run.model.path)
+    load_hf(model, start)
+    tensors = export_hf(model, start)
+    if torch.distributed.get_rank() == 0:
+        tensors = outgoing(tensors, start, dtype)
+    return [
+        [(name, bytes(content(tensor))) for name, tensor in bucket]
+        for bucket in buckets(tensors, bucket_bytes)
+    ]
+
+
+def sending_memory(run: RunConfig, dtype: str, bucket_bytes: int) -> int:
+    """How far a rank grows while it sends a model of random weights, bytes."""
+    model = build_model(run)
+    for tensor in model.state_dict().values():
+        if torch.is_tensor(tensor):
+            tensor.normal_()
+    tensors = export_hf(model, Path(run.model.path))
+    _free_at_once()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
+    before = _memory("VmRSS")
+    for bucket in buckets(fp8.quantised(tensors) if dtype == "fp8" else tensors, bucket_bytes):
+        bucket.clear()
+    return _memory("VmHWM") - before
+
+
+def save_start(run: RunConfig, run_dir: Path) -> None:
+    """Writes a checkpoint of the starting weights."""
+    trainer = Trainer(run)
+    checkpoint.save(run_dir, 1, trainer.model, trainer.optimizer, keep_last=1)
+
+
+def load_weights(run: RunConfig, folder: Path) -> Weights:
+    """The weights in a checkpoint after a visit to the model."""
+    model = build_model(run)
+    checkpoint.load_weights(folder, model, Path(run.model.path))
+    return _weights(run, model)
+
+
+def import_weights(run: RunConfig, cut_for: RunConfig, *args: Any) -> None:
+    """import_hf for the layout of `cut_for`."""
+    import_hf(cut_for, *args)
+
+
+def export_weights(run: RunConfig, *args: Any) -> None:
+    """export_hf."""
+    export_hf_folder(run, *args)
+
+
+def killed(run: RunConfig, job: str, after: int, *args: Any) -> int:
+    """The signal by which a process ends that is killed when it has written `after` bytes."""
+
+    class Deadly(work.Progress):
+        def add(self, count: int) -> None:
+            super().add(count)
+            if self._done >= after:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def doomed() -> None:
+        work.Progress = Deadly  # type: ignore[misc]
+        globals()[job](run, *args)
+
+    return os.WTERMSIG(_in_a_process(doomed))
+
+
+def peak_memory(run: RunConfig, job: str, *args: Any) -> int:
+    """How far a process that does `job` grows above what it has before, bytes."""
+    reader, writer = os.pipe()
+
+    def measured() -> None:
+        describe(run)  # Megatron's code, and the arena that its objects came from
+        _free_at_once()
+        before = _memory("VmRSS")
+        globals()[job](run, *args)
+        os.write(writer, str(_memory("VmHWM") - before).encode())
+
+    assert _in_a_process(measured) == 0
+    return int(os.read(reader, 99))
+
+
+def _free_at_once() -> None:
+    """Makes malloc give back what is freed, which by itself it keeps in part."""
+    ctypes.CDLL(None).mallopt(-3, 2**18)  # M_MMAP_THRESHOLD
+
+
+def _memory(what: str) -> int:
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.partition(f"{what}:")[2].split()[0])
+
+
+def _in_a_process(do: Callable[[], None]) -> int:
+    """Does it in a fork of this one; the status it ends with."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            do()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    return os.waitpid(pid, 0)[1]
 
 
 def newest_intact(run: RunConfig, run_dir: Path) -> int | None:

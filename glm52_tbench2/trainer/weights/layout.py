@@ -1,0 +1,136 @@
+"""What a checkpoint of a model is made of, without a model: nothing but shapes is held."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.dist_checkpointing.mapping import (
+    ShardedObject,
+    ShardedTensor,
+    ShardedTensorFactory,
+)
+
+from glm52_tbench2.config.errors import UserError
+from glm52_tbench2.config.schema import RunConfig
+
+from .. import checkpoint, limits, ranks
+from ..convert import hf_names
+from ..model import build_model
+
+
+@dataclass(frozen=True)
+class Part:
+    """A tensor of transformers' files, and where it lies in a checkpoint."""
+
+    name: str
+    """In transformers' files."""
+    key: str
+    """Of the checkpoint's tensor that it is a part of: of all experts' stacked, of gate and up."""
+    whole: tuple[int, ...]
+    """That tensor's shape."""
+    offset: tuple[int, ...]
+    """Where in it this part begins."""
+    shape: tuple[int, ...]
+    """Of the part, by which `whole` may have further dimensions in front."""
+    split: int | None
+    """The dimension along which tensor-parallel ranks share it; None: each has it whole."""
+    shares: int
+    """Ranks that share it in the layout of the run."""
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """Its shape in as many dimensions as `whole` has."""
+        return (1,) * (len(self.whole) - len(self.shape)) + self.shape
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Everything that a checkpoint of the model holds."""
+
+    parts: list[Part]
+    """In the order of the model."""
+    objects: dict[str, Any]
+    """Small things beside the tensors that loading asks for, by key."""
+
+
+def describe(run: RunConfig) -> Layout:
+    """The layout of run.model, each tensor cut for the tensor-parallel ranks of run.parallel.
+
+    Raises UserError for a model that the trainer cannot build.
+    """
+    alone = replace(
+        run.parallel,
+        nodes=1,
+        gpus_per_node=1,
+        tensor=1,
+        context=1,
+        pipeline=1,
+        pipeline_layers=[],
+        expert=1,
+        expert_tensor=1,
+        sequence_parallel=False,
+    )
+    run_alone = replace(run, parallel=alone, optim=replace(run.optim, state_on_disk=False))
+    if problems := limits.problems(run_alone):
+        raise UserError(problems[0])
+    with _one_rank(), _shapes_only():
+        model = build_model(run_alone)
+        parameters = dict(model.named_parameters())
+        parts, objects = [], {}
+        for name, found in model.sharded_state_dict(metadata=dict(checkpoint.LAYOUT)).items():
+            if isinstance(found, ShardedObject):
+                objects[found.unique_key] = found.data
+                continue
+            tensor = parameters.get(name)
+            split = getattr(tensor, "tensor_model_parallel", False)
+            dim = tensor.partition_dim if tensor is not None and split else None
+            expert = ".local_experts." in name
+            shares = run.parallel.expert_tensor if expert else run.parallel.tensor
+            made = found.build() if isinstance(found, ShardedTensorFactory) else [found]
+            for hf_name, sharded in zip(hf_names(name, model), made, strict=True):
+                parts.append(_part(hf_name, sharded, dim, shares if dim is not None else 1))
+    return Layout(parts, objects)
+
+
+def _part(name: str, sharded: ShardedTensor, dim: int | None, shares: int) -> Part:
+    return Part(
+        name=name,
+        key=sharded.key,
+        whole=tuple(sharded.global_shape),
+        offset=tuple(sharded.global_offset),
+        shape=tuple(sharded.local_shape),
+        split=dim,
+        shares=shares,
+    )
+
+
+@contextmanager
+def _one_rank() -> Iterator[None]:
+    """In the groups of a trainer of one rank: those there are, or new ones."""
+    if dist.is_initialized():
+        yield
+        return
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        parallel_state.initialize_model_parallel()
+        ranks.seed(0, 0)
+        yield
+    finally:
+        ranks.disconnect()
+
+
+@contextmanager
+def _shapes_only() -> Iterator[None]:
+    """Megatron, which asks for the current device, makes tensors without memory."""
+    device = torch.cuda.current_device
+    torch.cuda.current_device = lambda: torch.device("meta")  # type: ignore[assignment,return-value]
+    try:
+        yield
+    finally:
+        torch.cuda.current_device = device

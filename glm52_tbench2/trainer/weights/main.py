@@ -1,0 +1,75 @@
+"""What the two verbs of `glm52 weights` do with their arguments."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from glm52_tbench2.config.compose import compose, load_run_config
+from glm52_tbench2.config.errors import UserError
+from glm52_tbench2.config.paths import resolve, short
+from glm52_tbench2.config.schema import RunConfig
+
+
+def import_weights(folder: Path, target: Path, overrides: Sequence[str]) -> None:
+    """Makes a checkpoint of a folder in transformers' format. Raises UserError."""
+    run = _with_path(compose(list(overrides)), folder)
+    _on_cpu()
+    from .importing import import_hf
+
+    with _told(target):
+        import_hf(run, folder, target)
+
+
+def export_weights(
+    checkpoint: Path, target: Path, overrides: Sequence[str], *, in_fp8: bool
+) -> None:
+    """Makes a folder in transformers' format of a checkpoint. Raises UserError.
+
+    One in a run folder is of that run's config, any other of the overrides'.
+    """
+    run_dir = checkpoint.resolve().parents[1]
+    if not (run_dir / "config.yaml").is_file():
+        run = compose(list(overrides))
+    elif overrides:
+        raise UserError(
+            f"{short(checkpoint)} is of the run {short(run_dir)}, whose config is taken; leave out "
+            f"{overrides[0]}."
+        )
+    else:
+        run = load_run_config(run_dir)
+    run = _with_path(run, resolve(run.model.path))
+    _on_cpu()
+    from .exporting import export_hf
+
+    with _told(target):
+        export_hf(run, checkpoint, target, "fp8" if in_fp8 else "")
+
+
+@contextmanager
+def _told(target: Path) -> Iterator[None]:
+    """Tells of a disk that fills up meanwhile. Raises UserError."""
+    from ..checkpoint import disk_full
+
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        if not disk_full(error):
+            raise
+        raise UserError(
+            f"The disk of {target.parent} is full; free some space, then give the same command "
+            "again, which goes on where it was stopped."
+        ) from error
+
+
+def _with_path(run: RunConfig, path: Path) -> RunConfig:
+    return replace(run, model=replace(run.model, path=str(path)))
+
+
+def _on_cpu() -> None:
+    """Readies Megatron, which only describes the model, on machines with GPUs as on others."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    from ..cpu import install
+
+    install()
