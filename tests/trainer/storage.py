@@ -4,7 +4,8 @@ import weakref
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.nn.attention.bias import CausalBias
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 
@@ -15,6 +16,16 @@ class LiveStorage(TorchDispatchMode):
         super().__init__()
         self.now = self.peak = 0
         self._sizes: dict[int, int] = {}
+
+    def __enter__(self) -> "LiveStorage":
+        # A mask without data, whose tensor torch cannot make as a subclass while it is watched.
+        CausalBias.__new__ = _unwatched
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        del CausalBias.__new__
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -35,6 +46,11 @@ class LiveStorage(TorchDispatchMode):
 
     def _freed(self, key: int) -> None:
         self.now -= self._sizes.pop(key)
+
+
+def _unwatched(cls: type, *args: Any) -> Any:
+    with _disable_current_modes():
+        return torch.Tensor.__new__(cls, *args)
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
