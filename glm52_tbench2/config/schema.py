@@ -323,7 +323,7 @@ class ParallelConfig:
     tensor: int = MISSING
     """Tensor-parallel size (TP)."""
     context: int = MISSING
-    """Context-parallel size (CP), all-gather of keys and values."""
+    """Context-parallel size (CP): ranks that share each sequence, all-gather of keys and values."""
     pipeline: int = MISSING
     """Pipeline stages (PP)."""
     pipeline_layers: list[int] = MISSING
@@ -337,7 +337,7 @@ class ParallelConfig:
     recompute: Recompute = MISSING
     """Activations recomputed in the backward pass."""
     max_tokens_per_rank: int = MISSING
-    """Tokens packed into one micro-batch; a longer sample is a micro-batch of its own."""
+    """A rank's tokens of one micro-batch; a sample with more is a micro-batch of its own."""
     logprob_chunk: int = MISSING
     """Tokens whose logits exist at one time."""
     device: Device = MISSING

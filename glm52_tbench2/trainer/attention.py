@@ -4,34 +4,24 @@ Attention over packed sequences with multi-head latent attention's head sizes, a
 works with sequence parallelism.
 """
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention.bias import causal_lower_right
 
-
-@dataclass
-class Packed(PackedSeqParams):
-    """Which tokens of a micro-batch belong together: sequences one after another (``thd``)."""
-
-    lengths: list[int] = field(default_factory=list)
-    """Tokens of each sequence; kept on the host, so that no layer has to ask the device."""
-
-    @classmethod
-    def of(cls, lengths: list[int], device: torch.device) -> "Packed":
-        """The layout of sequences of these lengths, each at least 1."""
-        ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-        cu_seqlens, longest = ends.to(device), max(lengths)
-        return cls("thd", cu_seqlens, cu_seqlens, None, None, longest, longest, lengths=lengths)
+from .packed import Packed
 
 
 class PackedAttention(MegatronModule):
-    """Causal self-attention inside each packed sequence, by scaled_dot_product_attention."""
+    """Causal self-attention inside each packed sequence, by scaled_dot_product_attention.
+
+    Context-parallel ranks attend with their own queries to everybody's keys and values, gathered
+    here; the gradients of those are added up over the ranks.
+    """
 
     def __init__(self, config: TransformerConfig, softmax_scale: float, **_: Any) -> None:
         super().__init__(config)
@@ -49,23 +39,23 @@ class PackedAttention(MegatronModule):
         """Attends.
 
         Args:
-            query, key: [tokens, heads of this rank, qk head size]
-            value: [tokens, heads of this rank, v head size]
+            query, key: [tokens of this rank, heads of this rank, qk head size]
+            value: [tokens of this rank, heads of this rank, v head size]
             attention_mask: ignored, the packing says it all.
 
         Returns:
-            [tokens, heads of this rank, v head size]
+            [tokens of this rank, heads of this rank, v head size]
         """
-        lengths = packed_seq_params.lengths
-        # [t, n, d] -> one [1, n, t_i, d] a sequence
-        sequences = zip(
-            *(x.transpose(0, 1).unsqueeze(0).split(lengths, dim=2) for x in (query, key, value)),
-            strict=True,
-        )
-        attended = [
-            F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.softmax_scale)
-            for q, k, v in sequences
-        ]
+        keys, values = packed_seq_params.whole(key), packed_seq_params.whole(value)
+        attended = []
+        for block in packed_seq_params.blocks:
+            # [t, n, d] -> [1, n, t, d]
+            q, k, v = (
+                x.transpose(0, 1).unsqueeze(0)
+                for x in (query[block.queries], keys[block.keys], values[block.keys])
+            )
+            mask = causal_lower_right(block.num_queries, block.num_keys)
+            attended.append(F.scaled_dot_product_attention(q, k, v, mask, scale=self.softmax_scale))
         return torch.cat(attended, dim=2).squeeze(0).transpose(0, 1)
 
 

@@ -12,10 +12,6 @@ def problems(run: RunConfig) -> list[str]:
             f"choose a model of family {ModelFamily.glm4_moe_lite.name}, as model=tiny."
         )
     parallel = run.parallel
-    if parallel.context > 1:
-        found.append(
-            f"parallel.context is {parallel.context}, which the trainer cannot do yet; write 1."
-        )
     if parallel.tensor > 1 and not parallel.sequence_parallel:
         found.append(
             f"parallel.tensor is {parallel.tensor}, which a mixture of experts can only do with "

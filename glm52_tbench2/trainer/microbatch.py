@@ -1,5 +1,6 @@
 """Micro-batches: samples of a step file as packed tensors, and results back per sample."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -10,8 +11,8 @@ from torch import Tensor
 
 from glm52_tbench2.rollout.batch import Sample
 
-from .attention import Packed
 from .losses import Tokens
+from .packed import Packed
 from .packing import pack
 
 Float32 = NDArray[np.float32]
@@ -19,18 +20,21 @@ Float32 = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Samples one after another. Position t holds a token and asks for the token after it."""
+    """Samples one after another. Position t holds a token and asks for the token after it.
+
+    Each may end in padding, and so may the whole.
+    """
 
     samples: list[int]
     """Indices into the batch."""
     tokens: Tensor
-    """[T] int64, model inputs."""
+    """[T / context-parallel ranks] int64, this rank's model inputs."""
     labels: Tensor
-    """[T] int64, the token that follows each."""
+    """Like `tokens`: the token that follows each."""
     packed: Packed
-    """Which positions form a sequence; padding is one of its own, at the end."""
+    """Which positions form a sequence; padding of the whole is one of its own, at the end."""
     known: Tokens
-    """[T] each, about the labels; `old_logp` is 0 until the batch is scored."""
+    """[T] each, about the labels of all ranks; `old_logp` is 0 until the batch is scored."""
 
     def with_old_logp(self, old_logp: Tensor) -> "MicroBatch":
         """The same, once the log-probabilities before the update are known: [T] float32."""
@@ -64,20 +68,25 @@ def micro_batches(
     num_ranks: int,
     max_tokens: int,
     multiple: int,
+    context: tuple[int, int],
     device: torch.device,
 ) -> list[MicroBatch]:
     """This data-parallel rank's micro-batches of the samples `indices`.
 
     Args:
-        max_tokens: most model inputs in one, where no single sample is longer.
-        multiple: inputs are padded to a multiple of this, so that the model-parallel ranks can
-            share them evenly.
+        max_tokens: most model inputs in one that a rank computes, where no single sample has more.
+        multiple: a rank's inputs are padded to a multiple of this, so that the tensor-parallel
+            ranks can share them evenly.
+        context: this context-parallel rank, and how many share a micro-batch.
     """
     lengths = [trained_length(batch[i]) for i in indices]
     # What cannot be trained is not computed; it still counts in the loss's divisors.
     worth = [(i, n) for i, n in zip(indices, lengths, strict=True) if n]
-    mine = pack([n for _, n in worth], num_ranks, max_tokens)[rank]
-    return [_pack_samples(batch, [worth[j][0] for j in bin_], multiple, device) for bin_ in mine]
+    mine = pack([n for _, n in worth], num_ranks, max_tokens * context[1])[rank]
+    return [
+        _pack_samples(batch, [worth[j][0] for j in bin_], multiple, context, device)
+        for bin_ in mine
+    ]
 
 
 def unpack(micro: MicroBatch, scores: Tensor, batch: Sequence[Sample]) -> dict[int, Scores]:
@@ -85,54 +94,66 @@ def unpack(micro: MicroBatch, scores: Tensor, batch: Sequence[Sample]) -> dict[i
     found = {}
     pieces = torch.where(micro.known.mask, scores, 0.0).cpu().split(micro.packed.lengths, dim=1)
     for index, piece in zip(micro.samples, pieces, strict=False):
+        length = trained_length(batch[index])
         whole = np.zeros((2, len(batch[index].tokens)), dtype=np.float32)
-        whole[:, 1 : piece.size(1) + 1] = piece.numpy()
+        whole[:, 1 : length + 1] = piece[:, :length].numpy()
         found[index] = Scores(logp=whole[0], entropy=whole[1])
     return found
 
 
 def repack(micro: MicroBatch, scores: Mapping[int, Scores]) -> Tensor:
     """The inverse of :func:`unpack` for log-probabilities: [T] float32, 0 on padding."""
-    logp = np.zeros(len(micro.tokens), dtype=np.float32)
+    logp = np.zeros(sum(micro.packed.lengths), dtype=np.float32)
     start = 0
     for index, length in zip(micro.samples, micro.packed.lengths, strict=False):
-        logp[start : start + length] = scores[index].logp[1 : length + 1]
+        known = scores[index].logp[1 : length + 1]
+        logp[start : start + len(known)] = known
         start += length
     return torch.from_numpy(logp).to(micro.tokens.device)
 
 
 def _pack_samples(
-    batch: Sequence[Sample], indices: list[int], multiple: int, device: torch.device
+    batch: Sequence[Sample],
+    indices: list[int],
+    multiple: int,
+    context: tuple[int, int],
+    device: torch.device,
 ) -> MicroBatch:
+    rank, num_ranks = context
+    chunks = 2 * num_ranks if num_ranks > 1 else 1
     lengths = [trained_length(batch[i]) for i in indices]
-    total = sum(lengths)
-    padding = -total % multiple if total else multiple
+    padded = [n + -n % chunks for n in lengths]
+    multiple = math.lcm(multiple * num_ranks, chunks)
+    padding = -sum(padded) % multiple if padded else multiple
 
     def joined(arrays: list[np.ndarray], dtype: type) -> Tensor:
-        return torch.from_numpy(
-            np.concatenate([*arrays, np.zeros(padding)]).astype(dtype, copy=False)
-        ).to(device)
+        found = np.zeros(sum(padded) + padding, dtype)
+        starts = np.cumsum([0, *padded])
+        for start, array in zip(starts, arrays, strict=False):
+            found[start : start + len(array)] = array
+        return torch.from_numpy(found).to(device)
 
     def of_labels(name: str, dtype: type) -> Tensor:
         arrays = [getattr(batch[i], name) for i in indices]
         return joined([a[1 : n + 1] for a, n in zip(arrays, lengths, strict=True)], dtype)
 
     def of_samples(values: Sequence[float], dtype: type) -> Tensor:
-        return joined([np.full(n, v) for v, n in zip(values, lengths, strict=True)], dtype)
+        return joined([np.full(n, v) for v, n in zip(values, padded, strict=True)], dtype)
 
     known = Tokens(
-        old_logp=torch.zeros(total + padding, device=device),
+        old_logp=torch.zeros(sum(padded) + padding, device=device),
         rollout_logp=of_labels("rollout_logprobs", np.float32),
         advantages=of_samples([batch[i].advantage for i in indices], np.float32),
         truncated=of_samples([batch[i].truncated for i in indices], np.bool_),
         mask=of_labels("loss_mask", np.bool_),
         sample_index=of_samples(range(len(indices)), np.int64),
     )
+    packed = Packed.of([*padded, padding] if padding else padded, device, num_ranks, rank)
     inputs = [batch[i].tokens[:n] for i, n in zip(indices, lengths, strict=True)]
     return MicroBatch(
         samples=indices,
-        tokens=joined(inputs, np.int64),
-        labels=of_labels("tokens", np.int64),
-        packed=Packed.of([*lengths, padding] if padding else lengths, device),
+        tokens=joined(inputs, np.int64)[packed.mine],
+        labels=of_labels("tokens", np.int64)[packed.mine],
+        packed=packed,
         known=known,
     )

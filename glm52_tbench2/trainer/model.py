@@ -22,8 +22,9 @@ from glm52_tbench2.config.schema import (
     RunConfig,
 )
 
-from .attention import Packed, PackedAttention, RMSNorm
+from .attention import PackedAttention, RMSNorm
 from .logprobs import score_hidden
+from .packed import Packed
 
 # transformers fixes it for the norms of the compressed query and key/value, whatever norm_eps says.
 LATENT_NORM_EPS = 1e-6
@@ -64,12 +65,13 @@ def score(model: torch.nn.Module, tokens: Tensor, labels: Tensor, packed: Packed
     """One micro-batch through a PolicyModel, wrapped or not.
 
     Args:
-        tokens, labels: [tokens] int64; labels[t] is the token that follows tokens[t].
+        tokens, labels: [tokens of this rank] int64; labels[t] is the token after tokens[t].
         packed: which tokens form a sequence.
 
     Returns:
-        on the last pipeline stage [2, tokens] float32: log-probabilities of the labels at the
-        rollout's temperature and entropies, in nats; on the others the hidden states to send.
+        on the last pipeline stage [2, tokens of this rank] float32: log-probabilities of the labels
+        at the rollout's temperature and entropies, in nats; on the others the hidden states to
+        send.
     """
     return model(tokens[None], None, None, labels=labels[None], packed_seq_params=packed)
 
@@ -125,6 +127,7 @@ def transformer_config(model: ModelConfig, parallel: ParallelConfig) -> MLATrans
         bf16=model.dtype is DType.bfloat16,
         pipeline_dtype=dtype,
         tensor_model_parallel_size=parallel.tensor,
+        context_parallel_size=parallel.context,
         pipeline_model_parallel_size=parallel.pipeline,
         pipeline_model_parallel_layout=_stages(parallel),
         expert_model_parallel_size=parallel.expert,

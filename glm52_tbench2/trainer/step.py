@@ -159,6 +159,10 @@ class TrainStep:
             num_ranks=parallel_state.get_data_parallel_world_size(),
             max_tokens=self.run.parallel.max_tokens_per_rank,
             multiple=parallel_state.get_tensor_model_parallel_world_size(),
+            context=(
+                parallel_state.get_context_parallel_rank(),
+                parallel_state.get_context_parallel_world_size(),
+            ),
             device=torch.device(torch.cuda.current_device()),
         )
 
@@ -174,7 +178,10 @@ class TrainStep:
             one result a micro-batch on the last pipeline stage, nothing on the others.
         """
 
-        def loss(micro: MicroBatch, scores: Tensor, non_loss_data: bool = False) -> Any:
+        def loss(micro: MicroBatch, local: Tensor, non_loss_data: bool = False) -> Any:
+            # Ratios may be taken over a whole sample: every context-parallel rank has the loss of
+            # all tokens, and its gradient by its own.
+            scores = micro.packed.whole(local.T, same_use=True).T
             if totals is None:
                 return micro, scores, {}
             known = micro if scored else micro.with_old_logp(scores[0].detach())
@@ -229,6 +236,7 @@ def _reports() -> bool:
     return (
         parallel_state.is_pipeline_last_stage()
         and parallel_state.get_tensor_model_parallel_rank() == 0
+        and parallel_state.get_context_parallel_rank() == 0
     )
 
 

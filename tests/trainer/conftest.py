@@ -26,7 +26,7 @@ def run(start_weights: Path) -> RunConfig:
 
 @pytest.fixture(scope="session")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    """Two processes that play trainer ranks."""
-    found = Ranks(2, tmp_path_factory.mktemp("ranks"))
+    """Four processes that play trainer ranks."""
+    found = Ranks(4, tmp_path_factory.mktemp("ranks"))
     yield found
     found.close()

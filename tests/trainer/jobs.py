@@ -22,11 +22,11 @@ from glm52_tbench2.engines.weights.folders import outgoing
 from glm52_tbench2.engines.weights.sender import buckets
 from glm52_tbench2.rollout.batch import Sample
 from glm52_tbench2.trainer import checkpoint
-from glm52_tbench2.trainer.attention import Packed
 from glm52_tbench2.trainer.convert import export_hf, load_hf
 from glm52_tbench2.trainer.logprobs import token_scores
 from glm52_tbench2.trainer.model import PolicyModel, build_model, score, wrap
 from glm52_tbench2.trainer.optimizer import build_optimizer, learning_rate
+from glm52_tbench2.trainer.packed import Packed
 from glm52_tbench2.trainer.step import TrainStep
 from glm52_tbench2.trainer.weights import work
 from glm52_tbench2.trainer.weights.exporting import export_hf as export_hf_folder

@@ -14,7 +14,6 @@ def test_the_smoke_run_has_no_problem():
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (["parallel.context=2", "parallel.gpus_per_node=2"], "parallel.context is 2"),
         (
             ["parallel.tensor=2", "parallel.expert_tensor=2", "parallel.gpus_per_node=2"],
             "parallel.sequence_parallel=true",

@@ -125,19 +125,29 @@ def test_the_packing_changes_nothing(ranks, run, batches, reduction):
     assert_same_training(many, few)
 
 
-@pytest.mark.parametrize(
-    "parallel",
-    [
-        {},
-        {"tensor": 2, "sequence_parallel": True, "expert_tensor": 2},
-        {"tensor": 2, "sequence_parallel": True, "expert": 2},
-        {"pipeline": 2, "pipeline_layers": [1, 2]},
-        {"expert": 2},
-    ],
-    ids=["data", "tensor", "tensor-expert", "pipeline", "expert"],
-)
-def test_two_ranks_train_as_one(ranks, run, batches, trained, parallel):
-    found = ranks(layout(run, 2, max_tokens_per_rank=100, **parallel), "train", batches)
+SHARDED = {"tensor": 2, "sequence_parallel": True}
+LAYOUTS = {
+    "data": (2, {}),
+    "tensor": (2, {**SHARDED, "expert_tensor": 2}),
+    "tensor-expert": (2, {**SHARDED, "expert": 2}),
+    "pipeline": (2, {"pipeline": 2, "pipeline_layers": [1, 2]}),
+    "context": (2, {"context": 2}),
+    "data-expert": (2, {"expert": 2}),
+    "context-4": (4, {"context": 4, "expert": 4}),
+    "tensor-pipeline": (
+        4,
+        {**SHARDED, "expert": 2, "pipeline": 2, "pipeline_layers": [2, 1]},
+    ),
+    "tensor-context-expert": (4, {**SHARDED, "context": 2, "expert": 2}),
+    "context-pipeline": (4, {"context": 2, "pipeline": 2, "pipeline_layers": [2, 1]}),
+    "context-data": (4, {"context": 2}),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_layout_trains_as_one_rank(ranks, run, batches, trained, name):
+    number, parallel = LAYOUTS[name]
+    found = ranks(layout(run, number, max_tokens_per_rank=100, **parallel), "train", batches)
     assert_same_training(found[0], trained)
 
 
@@ -163,6 +173,7 @@ def test_a_second_update_on_a_batch_takes_its_ratios_from_before_the_first(ranks
     # The ratios of the second half have left 1, those of a single update cannot.
     assert abs(found[0][0]["trainer/policy_kl"]) > 1e-4
     assert once[0][0]["trainer/policy_kl"] == 0
+    assert_same_training(ranks(layout(twice, 2, context=2), "train", [batch])[0], found)
 
 
 def test_a_sample_without_generated_tokens_counts_in_the_mean_and_trains_nothing(ranks, run):
