@@ -38,6 +38,11 @@ _IN_A_LAYER = {
     "self_attention.kv_layernorm.weight": "self_attn.kv_a_layernorm.weight",
     "self_attention.linear_kv_up_proj.weight": "self_attn.kv_b_proj.weight",
     "self_attention.linear_proj.weight": "self_attn.o_proj.weight",
+    "self_attention.indexer.wq_b.weight": "self_attn.indexer.wq_b.weight",
+    "self_attention.indexer.wk.weight": "self_attn.indexer.wk.weight",
+    "self_attention.indexer.k_norm.weight": "self_attn.indexer.k_norm.weight",
+    "self_attention.indexer.k_norm.bias": "self_attn.indexer.k_norm.bias",
+    "self_attention.indexer.weights_proj.weight": "self_attn.indexer.weights_proj.weight",
     "mlp.router.weight": "mlp.gate.weight",
     "mlp.router.expert_bias": "mlp.gate.e_score_correction_bias",
 }
@@ -70,19 +75,20 @@ def local_weights(model: PolicyModel) -> list[Weight]:
         name: buffer for name, buffer in model.named_buffers() if name.endswith("expert_bias")
     }
     for name, tensor in named.items():
-        expert = ".local_experts." in name
-        if expert:
+        if ".experts." in name:
             rank = parallel_state.get_expert_tensor_parallel_rank()
             size = parallel_state.get_expert_tensor_parallel_world_size()
+            split, dim = size > 1, 0 if ".linear_fc1." in name else 1
         else:
             rank = parallel_state.get_tensor_model_parallel_rank()
             size = parallel_state.get_tensor_model_parallel_world_size()
-        split = getattr(tensor, "tensor_model_parallel", False) and size > 1
+            split = getattr(tensor, "tensor_model_parallel", False) and size > 1
+            dim = tensor.partition_dim if split else 0
         found.append(
             Weight(
                 hf_names(name, model),
                 tensor.detach(),
-                tensor.partition_dim if split else None,
+                dim if split else None,
                 rank if split else 0,
                 size if split else 1,
             )
@@ -154,9 +160,10 @@ def hf_names(name: str, model: PolicyModel) -> tuple[str, ...]:
     prefix = f"model.layers.{layer.layer_number - 1}."
     if rest in _IN_A_LAYER:
         return (prefix + _IN_A_LAYER[rest],)
-    place, kind = re.fullmatch(r"(.+)\.(linear_fc[12]\.weight)", rest).groups()  # type: ignore[union-attr]
-    if expert := re.fullmatch(r"mlp\.experts\.local_experts\.(\d+)", place):
-        place = f"mlp.experts.{layer.mlp.local_expert_indices[int(expert[1])]}"
+    # Experts are modules of their own, or, where one product computes all, numbered weights of one.
+    place, kind, number = re.fullmatch(r"(.+)\.(linear_fc[12]\.weight)(\d*)", rest).groups()  # type: ignore[union-attr]
+    if expert := re.fullmatch(r"mlp\.experts(?:\.local_experts\.(\d+))?", place):
+        place = f"mlp.experts.{layer.mlp.local_expert_indices[int(expert[1] or number)]}"
     return tuple(f"{prefix}{place}.{part}" for part in _MLP[kind])
 
 

@@ -5,11 +5,24 @@ from pathlib import Path
 from typing import Any
 
 from glm52_tbench2.config.errors import UserError
-from glm52_tbench2.config.schema import ModelConfig
+from glm52_tbench2.config.schema import ModelConfig, ModelFamily
 
 
 def hf_config(model: ModelConfig) -> dict[str, Any]:
     """The entries of transformers' config.json that decide what the model computes."""
+    indexer: dict[str, Any] = {}
+    if model.family is ModelFamily.glm_moe_dsa:
+        indexer = {
+            "index_n_heads": model.index_heads,
+            "index_head_dim": model.index_head_dim,
+            "index_topk": model.index_topk,
+            "indexer_types": [
+                "full" if number in model.index_layers else "shared"
+                for number in range(1, model.num_layers + 1)
+            ],
+            # Under the name that SGLang reads.
+            "indexer_rope_interleave": True,
+        }
     return {
         "model_type": model.family.name,
         "num_hidden_layers": model.num_layers,
@@ -36,6 +49,7 @@ def hf_config(model: ModelConfig) -> dict[str, Any]:
         "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_base},
         "rope_interleave": True,
         "tie_word_embeddings": False,
+        **indexer,
     }
 
 

@@ -1,29 +1,48 @@
 """What the trainer cannot do with a config. Imports neither torch nor Megatron."""
 
-from glm52_tbench2.config.schema import ModelFamily, RunConfig
+from glm52_tbench2.config.schema import ModelConfig, ModelFamily, RunConfig
 
 
 def problems(run: RunConfig) -> list[str]:
     """Each as one sentence that says what to write instead; empty: it can train the run."""
-    found = []
-    if run.model.family is not ModelFamily.glm4_moe_lite:
-        found.append(
-            f"model.family is {run.model.family.name}, which the trainer cannot build yet; "
-            f"choose a model of family {ModelFamily.glm4_moe_lite.name}, as model=tiny."
-        )
-    parallel = run.parallel
+    model, parallel = run.model, run.parallel
+    found = _indexer(model)
     if parallel.tensor > 1 and not parallel.sequence_parallel:
         found.append(
             f"parallel.tensor is {parallel.tensor}, which a mixture of experts can only do with "
             "parallel.sequence_parallel=true."
         )
-    if parallel.expert == 1 and parallel.expert_tensor != parallel.tensor:
-        found.append(
-            f"parallel.expert_tensor is {parallel.expert_tensor} beside parallel.tensor "
-            f"{parallel.tensor}: without expert parallelism Megatron does not add up the experts' "
-            f"gradients then; write parallel.expert_tensor={parallel.tensor} or raise "
-            "parallel.expert."
+    found += [
+        f"parallel.{knob} ({ranks}) does not divide model.{name} ({getattr(model, name)}); "
+        "change one of them."
+        for knob, ranks, names in (
+            ("tensor", parallel.tensor, ("vocab_size", "dense_ffn_size", "expert_ffn_size")),
+            ("expert_tensor", parallel.expert_tensor, ("expert_ffn_size",)),
         )
+        for name in names
+        if getattr(model, name) % ranks
+    ]
     if run.optim.state_on_disk:
         found.append("optim.state_on_disk is true, which the trainer cannot do yet; write false.")
+    return found
+
+
+def _indexer(model: ModelConfig) -> list[str]:
+    if model.family is not ModelFamily.glm_moe_dsa:
+        return []
+    found = [
+        f"model.{name} is 0, but model.family={model.family.name} has an indexer; write a number "
+        "above 0."
+        for name in ("index_heads", "index_head_dim", "index_topk")
+        if getattr(model, name) == 0
+    ]
+    if model.index_head_dim < model.qk_rope_head_dim:
+        found.append(
+            f"model.index_head_dim ({model.index_head_dim}) is below model.qk_rope_head_dim "
+            f"({model.qk_rope_head_dim}), which an indexer's head rotates too; raise it."
+        )
+    if unknown := [n for n in model.index_layers if not 1 <= n <= model.num_layers]:
+        found.append(
+            f"model.index_layers names {unknown}, but the layers are 1 to {model.num_layers}."
+        )
     return found

@@ -127,7 +127,7 @@ def _pack_samples(
     padding = -sum(padded) % multiple if padded else multiple
 
     def joined(arrays: list[np.ndarray], dtype: type) -> Tensor:
-        found = np.zeros(sum(padded) + padding, dtype)
+        found: np.ndarray = np.zeros(sum(padded) + padding, dtype)
         starts = np.cumsum([0, *padded])
         for start, array in zip(starts, arrays, strict=False):
             found[start : start + len(array)] = array

@@ -7,22 +7,27 @@ from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec
 from megatron.core.post_training.modelopt.layers import Linear
 from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import MLATransformerConfig
 from torch import Tensor
 from torch.nn import functional as F
 
 from glm52_tbench2.config.schema import (
+    Device,
     DType,
     ModelConfig,
+    ModelFamily,
     ParallelConfig,
     Recompute,
     RunConfig,
 )
 
 from .attention import PackedAttention, RMSNorm
+from .dsa import SparseSelfAttention
 from .logprobs import score_hidden
 from .packed import Packed
 
@@ -96,6 +101,9 @@ def transformer_config(model: ModelConfig, parallel: ParallelConfig) -> MLATrans
         qk_pos_emb_head_dim=model.qk_rope_head_dim,
         v_head_dim=model.v_head_dim,
         qk_layernorm=True,
+        dsa_indexer_n_heads=model.index_heads,
+        dsa_indexer_head_dim=model.index_head_dim,
+        dsa_indexer_topk=model.index_topk,
         normalization="RMSNorm",
         layernorm_epsilon=model.norm_eps,
         rope_type="rope",
@@ -120,6 +128,7 @@ def transformer_config(model: ModelConfig, parallel: ParallelConfig) -> MLATrans
         moe_router_bias_update_rate=0.0,
         moe_router_load_balancing_type="none",
         moe_token_dispatcher_type="alltoall",
+        moe_grouped_gemm=parallel.device is Device.cuda,
         # Every weight is loaded: from the starting model, or from a checkpoint.
         init_method=_leave_unset,
         output_layer_init_method=_leave_unset,
@@ -144,9 +153,12 @@ def transformer_config(model: ModelConfig, parallel: ParallelConfig) -> MLATrans
 def build_model(run: RunConfig) -> PolicyModel:
     """This rank's part of the policy, its weights unset, in run.model.dtype."""
     config = transformer_config(run.model, run.parallel)
+    block = layer_specs(config, run.model)
+    if run.parallel.device is Device.cuda:
+        use_transformer_engine(block, config)
     model = PolicyModel(
         config,
-        _layer_specs(config),
+        block,
         run.model.vocab_size,
         run.model.max_position,
         pre_process=parallel_state.is_pipeline_first_stage(),
@@ -154,6 +166,11 @@ def build_model(run: RunConfig) -> PolicyModel:
         position_embedding_type="rope",
         run=run,
     )
+    for name, weight in model.named_parameters():
+        if ".experts." in name:
+            # Their gradients are added up over all ranks that have them, also where that is not
+            # every data-parallel rank: without expert parallelism Megatron takes it to be.
+            weight.allreduce = False
     return model.to(torch.cuda.current_device())
 
 
@@ -171,13 +188,17 @@ def _leave_unset(weight: Tensor) -> None:
     """An initialisation that only lets Megatron mark how the weight is sharded."""
 
 
-def _layer_specs(config: MLATransformerConfig) -> TransformerBlockSubmodules:
+def layer_specs(config: MLATransformerConfig, model: ModelConfig) -> TransformerBlockSubmodules:
+    """The parts of this rank's layers, in plain torch."""
     block = get_gpt_decoder_block_spec(
         config, use_transformer_engine=False, normalization="RMSNorm"
     )
     for layer in block.layer_specs:
         layer.submodules.input_layernorm = RMSNorm
         layer.submodules.pre_mlp_layernorm = RMSNorm
+        if model.family is ModelFamily.glm_moe_dsa:
+            layer.submodules.self_attention.module = SparseSelfAttention
+            layer.submodules.self_attention.params["index_layers"] = model.index_layers
         attention = layer.submodules.self_attention.submodules
         attention.core_attention = PackedAttention
         # Whole on every tensor-parallel rank. Split by columns, the rotary part of the key, which
@@ -186,6 +207,31 @@ def _layer_specs(config: MLATransformerConfig) -> TransformerBlockSubmodules:
         attention.q_layernorm = attention.kv_layernorm = LatentRMSNorm
     block.layer_norm = RMSNorm
     return block
+
+
+def use_transformer_engine(block: TransformerBlockSubmodules, config: MLATransformerConfig) -> None:
+    """Gives the layers Transformer Engine's matrix products, those of a rank's experts in one.
+
+    Norms and attention stay as they are. Megatron-core 0.16's own sparse attention knows neither
+    packed sequences nor context parallelism nor layers that share a choice, and Transformer
+    Engine's fused norms would give the latents the epsilon of the others.
+    """
+    from megatron.core.extensions.transformer_engine import (
+        TEColumnParallelLinear,
+        TERowParallelLinear,
+    )
+
+    for layer in block.layer_specs:
+        attention = layer.submodules.self_attention.submodules
+        attention.linear_q_up_proj = attention.linear_kv_up_proj = TEColumnParallelLinear
+        attention.linear_proj = TERowParallelLinear
+        if layer.submodules.mlp.module is MoELayer:
+            layer.submodules.mlp = get_moe_module_spec(
+                use_te=True, num_experts=config.num_moe_experts, moe_grouped_gemm=True
+            )
+        else:
+            layer.submodules.mlp.submodules.linear_fc1 = TEColumnParallelLinear
+            layer.submodules.mlp.submodules.linear_fc2 = TERowParallelLinear
 
 
 def _stages(parallel: ParallelConfig) -> list[list[str]] | None:

@@ -10,6 +10,9 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from torch import Tensor
 
+# Scores of sparse attention exist for so many queries at one time: [queries, heads, keys] float32.
+MAX_QUERIES = 256
+
 
 @dataclass(frozen=True)
 class Block:
@@ -41,6 +44,11 @@ class Block:
             end = min(start + size, stop)
             unseen = self.queries.stop - end
             yield replace(self, queries=slice(start, end), num_keys=self.num_keys - unseen)
+
+    def causal_mask(self, device: torch.device) -> Tensor:
+        """[queries, keys] bool, True where a query sees a key."""
+        seen = torch.ones(self.num_queries, self.num_keys, dtype=torch.bool, device=device)
+        return seen.tril_(self.num_keys - self.num_queries)
 
 
 @dataclass
@@ -90,11 +98,8 @@ class Packed(PackedSeqParams):
         for start, length in zip(starts.tolist(), lengths, strict=False):
             for begin, end in _chunks(length, num_ranks, rank):
                 blocks.append(Block(slice(done, done := done + end - begin), start, end))
-        mine = of_ranks[rank]
-        positions = mine - np.repeat(starts[:-1], lengths)[mine]
-        order = np.argsort(np.concatenate(of_ranks))
+        positions = of_ranks[rank] - np.repeat(starts[:-1], lengths)[of_ranks[rank]]
         cu_seqlens = torch.from_numpy(starts.astype(np.int32)).to(device)
-        mine, positions, order = (torch.from_numpy(x).to(device) for x in (mine, positions, order))
         longest = max(lengths)
         return cls(
             "thd",
@@ -106,9 +111,9 @@ class Packed(PackedSeqParams):
             longest,
             lengths=lengths,
             blocks=blocks,
-            mine=mine,
-            positions=positions,
-            order=order,
+            mine=torch.from_numpy(of_ranks[rank]).to(device),
+            positions=torch.from_numpy(positions).to(device),
+            order=torch.from_numpy(np.argsort(np.concatenate(of_ranks))).to(device),
         )
 
     def whole(self, x: Tensor, *, same_use: bool = False) -> Tensor:

@@ -2,6 +2,7 @@
 
 import os
 from datetime import timedelta
+from importlib.util import find_spec
 
 import torch
 import torch.distributed as dist
@@ -10,7 +11,7 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from glm52_tbench2.config.errors import UserError
 from glm52_tbench2.config.fabric import fabric_address
-from glm52_tbench2.config.schema import RunConfig
+from glm52_tbench2.config.schema import Device, RunConfig
 
 # Ranks wait for each other only inside a step, but a step at full size may recompute for long.
 _TIMEOUT = timedelta(hours=2)
@@ -22,10 +23,15 @@ def connect(run: RunConfig, store: dist.Store, rank: int, world_size: int) -> No
     Args:
         store: where the ranks of this start meet; nobody else's keys are in it.
 
-    Raises UserError when the number of ranks is not the layout's, or no interface has an address
-    on the fabric.
+    Raises UserError when the number of ranks is not the layout's, Transformer Engine is missing
+    where the trainer needs it, or no interface has an address on the fabric.
     """
     parallel = run.parallel
+    if parallel.device is Device.cuda and find_spec("transformer_engine") is None:
+        raise UserError(
+            "parallel.device is cuda, for which the trainer needs Transformer Engine, and Python "
+            "finds none here; install transformer-engine[pytorch], or write parallel.device=cpu."
+        )
     if world_size != parallel.nodes * parallel.gpus_per_node:
         raise UserError(
             f"The trainer was started with {world_size} ranks, but parallel.nodes x "

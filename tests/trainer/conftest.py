@@ -5,7 +5,7 @@ import pytest
 
 from glm52_tbench2.config.schema import RunConfig
 
-from .parts import Ranks, save_start_weights, small_run
+from .parts import SPARSE, Ranks, save_start_weights, small_run
 
 
 @pytest.fixture(scope="session")
@@ -20,6 +20,16 @@ def start_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(start_weights: Path) -> RunConfig:
     """One rank, without engines: batches are recorded."""
     config = small_run(f"model.path={start_weights}")
+    config.engine.num_engines = 0
+    return config
+
+
+@pytest.fixture(scope="session")
+def sparse(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    """The same with sparse attention."""
+    folder = tmp_path_factory.mktemp("sparse-weights")
+    config = small_run(*SPARSE, f"model.path={folder}")
+    save_start_weights(config, folder)
     config.engine.num_engines = 0
     return config
 

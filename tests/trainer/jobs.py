@@ -10,21 +10,32 @@ import os
 import signal
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
+from megatron.core.extensions import transformer_engine, transformer_engine_spec_provider
 
-from glm52_tbench2.config.schema import RunConfig
+from glm52_tbench2.config.schema import Device, RunConfig
 from glm52_tbench2.engines.weights import fp8
 from glm52_tbench2.engines.weights.folders import outgoing
 from glm52_tbench2.engines.weights.sender import buckets
 from glm52_tbench2.rollout.batch import Sample
 from glm52_tbench2.trainer import checkpoint
-from glm52_tbench2.trainer.convert import export_hf, load_hf
+from glm52_tbench2.trainer.convert import export_hf, hf_names, load_hf
 from glm52_tbench2.trainer.logprobs import token_scores
-from glm52_tbench2.trainer.model import PolicyModel, build_model, score, wrap
+from glm52_tbench2.trainer.model import (
+    PolicyModel,
+    build_model,
+    layer_specs,
+    score,
+    transformer_config,
+    use_transformer_engine,
+    wrap,
+)
 from glm52_tbench2.trainer.optimizer import build_optimizer, learning_rate
 from glm52_tbench2.trainer.packed import Packed
 from glm52_tbench2.trainer.step import TrainStep
@@ -94,6 +105,65 @@ def transformers_logits(run: RunConfig, sequences: list[list[int]]) -> np.ndarra
     model = AutoModelForCausalLM.from_pretrained(run.model.path, dtype=torch.float32)
     with torch.no_grad():
         return torch.cat([model(torch.tensor([s])).logits[0] for s in sequences]).numpy()
+
+
+def shares(
+    run: RunConfig, lengths: list[int], num_ranks: int
+) -> list[tuple[np.ndarray, np.ndarray, int]]:
+    """Each context-parallel rank's tokens, where the whole finds them, and its pairs to attend."""
+    found = []
+    for rank in range(num_ranks):
+        packed = Packed.of(lengths, torch.device("cpu"), num_ranks, rank)
+        pairs = sum(int(block.causal_mask(torch.device("cpu")).sum()) for block in packed.blocks)
+        found.append((packed.mine.numpy(), packed.order.numpy(), pairs))
+    return found
+
+
+def parts_on_cuda(run: RunConfig) -> list[dict[str, str]]:
+    """What each layer is made of where the trainer has GPUs, by the classes' names.
+
+    Without Transformer Engine Megatron has no such classes: empty ones take their place.
+    """
+    kinds = [f"{split}Parallel{kind}" for split in ("Column", "Row") for kind in ("", "Grouped")]
+    names = [f"TE{kind}Linear" for kind in kinds]
+    stand_ins = {name: type(name, (), {}) for name in names}
+    cuda = replace(run.parallel, device=Device.cuda)
+    config = transformer_config(run.model, cuda)
+    block = layer_specs(config, run.model)
+    with (
+        mock.patch.multiple(transformer_engine, **stand_ins),
+        mock.patch.multiple(transformer_engine_spec_provider, **stand_ins),
+    ):
+        use_transformer_engine(block, config)
+    found = []
+    for layer in block.layer_specs:
+        attention, mlp = layer.submodules.self_attention, layer.submodules.mlp
+        parts = {
+            "attention": attention.module,
+            "core_attention": attention.submodules.core_attention,
+            "q_down": attention.submodules.linear_q_down_proj,
+            "q_up": attention.submodules.linear_q_up_proj,
+            "kv_up": attention.submodules.linear_kv_up_proj,
+            "out": attention.submodules.linear_proj,
+            "norm": layer.submodules.input_layernorm,
+        }
+        if hasattr(mlp.submodules, "experts"):
+            parts |= {
+                "experts": mlp.submodules.experts.module,
+                "expert_fc1": mlp.submodules.experts.submodules.linear_fc1,
+                "shared_fc2": mlp.submodules.shared_experts.submodules.linear_fc2,
+            }
+        else:
+            parts |= {"fc1": mlp.submodules.linear_fc1, "fc2": mlp.submodules.linear_fc2}
+        found.append({name: part.__name__ for name, part in parts.items()})
+    assert config.moe_token_dispatcher_type == "alltoall"
+    assert config.moe_grouped_gemm
+    return found
+
+
+def hf_names_of(run: RunConfig, name: str) -> tuple[str, ...]:
+    """What a weight of the model is called in transformers' files."""
+    return hf_names(name, build_model(run))
 
 
 def round_trip(run: RunConfig) -> Weights:

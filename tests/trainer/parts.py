@@ -47,24 +47,38 @@ SMALL = [
 ]
 
 
+# Layers 1 and 3 choose keys, so layer 2 uses those of layer 1. Heads enough that no two scores are
+# alike, as all are that no head gives a point.
+SPARSE = [
+    "model.family=glm_moe_dsa",
+    "model.index_heads=16",
+    "model.index_head_dim=12",
+    "model.index_topk=8",
+    "model.index_layers=[1,3]",
+]
+
+
 def small_run(*overrides: str) -> RunConfig:
     """The smoke run, smaller still. Overrides as on the command line."""
     return compose(["experiment=smoke", *SMALL, *overrides])
 
 
 def save_start_weights(run: RunConfig, folder: Path) -> None:
-    """A random transformers model of the run's shape, its routing biases random too."""
+    """A random transformers model of the run's shape, also what it starts with as 0 or 1."""
     import torch
-    from transformers import Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     from glm52_tbench2.trainer.hf import hf_config
 
     torch.manual_seed(0)
-    config = Glm4MoeLiteConfig(**hf_config(run.model), initializer_range=0.15)
-    model = Glm4MoeLiteForCausalLM(config)
+    config = AutoConfig.for_model(**hf_config(run.model), initializer_range=0.15)
+    model = AutoModelForCausalLM.from_config(config)
     for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             buffer.normal_(std=0.1)
+    for name, weight in model.named_parameters():
+        if "indexer.k_norm" in name:
+            torch.nn.init.normal_(weight)
     model.save_pretrained(folder)
 
 

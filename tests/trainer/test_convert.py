@@ -16,10 +16,10 @@ from .parts import layout
 SEQUENCES = [[int(t) for t in np.random.default_rng(n).integers(0, 256, n)] for n in (1, 17, 60)]
 
 
-def transformers_logits(folder: Path) -> np.ndarray:
+def transformers_logits(folder: Path, **config) -> np.ndarray:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **config).eval()
     with torch.no_grad():
         return torch.cat([model(torch.tensor([s])).logits[0] for s in SEQUENCES]).numpy()
 

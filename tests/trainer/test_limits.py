@@ -2,13 +2,21 @@
 
 import pytest
 
+from glm52_tbench2.config.compose import compose
 from glm52_tbench2.trainer.limits import problems
 
-from .parts import small_run
+from .parts import SPARSE, small_run
+
+TENSOR_3 = ["parallel.tensor=3", "parallel.sequence_parallel=true", "parallel.gpus_per_node=3"]
 
 
-def test_the_smoke_run_has_no_problem():
-    assert problems(small_run()) == []
+@pytest.mark.parametrize("model", ["tiny", "glm47_flash", "glm52_744b_a40b"])
+def test_every_model_can_be_trained(model):
+    assert problems(compose(["experiment=smoke", f"model={model}"])) == []
+
+
+def test_the_reference_layout_can_be_trained():
+    assert problems(compose(["optim.state_on_disk=false"])) == []
 
 
 @pytest.mark.parametrize(
@@ -19,10 +27,16 @@ def test_the_smoke_run_has_no_problem():
             "parallel.sequence_parallel=true",
         ),
         (
-            ["parallel.tensor=2", "parallel.sequence_parallel=true", "parallel.gpus_per_node=2"],
-            "write parallel.expert_tensor=2",
+            [*TENSOR_3, "model.num_heads=6", "model.vocab_size=258", "model.dense_ffn_size=66"],
+            "parallel.tensor (3) does not divide model.expert_ffn_size (32)",
         ),
-        (["model.family=glm_moe_dsa", "model.index_layers=[1]"], "model.family is glm_moe_dsa"),
+        (
+            ["parallel.expert_tensor=3", "parallel.gpus_per_node=3", "rollout.prompts_per_step=3"],
+            "parallel.expert_tensor (3) does not divide model.expert_ffn_size (32)",
+        ),
+        ([*SPARSE, "model.index_heads=0"], "model.index_heads is 0"),
+        ([*SPARSE, "model.index_head_dim=4"], "model.index_head_dim (4) is below"),
+        ([*SPARSE, "model.index_layers=[1,3,4]"], "model.index_layers names [4]"),
         (["optim.state_on_disk=true"], "optim.state_on_disk is true"),
     ],
 )
