@@ -59,6 +59,12 @@ def check_hf_config(model: ModelConfig, folder: Path) -> None:
     if not path.is_file():
         raise UserError(f"model.path {folder} has no config.json; name a folder in HF format.")
     written = json.loads(path.read_text())
+    if model.family is ModelFamily.glm_moe_dsa and "indexer_types" not in written:
+        from transformers import AutoConfig
+
+        # The file has a rule for them, which transformers expands. Shapes would not betray another:
+        # an indexer that the model lacks is handed on with the weights.
+        written["indexer_types"] = AutoConfig.from_pretrained(folder).indexer_types
     for key, value in hf_config(model).items():
         # What a file leaves out is transformers' default, which shapes and logits would betray.
         if key in written and written[key] != value and not _same_rope(key, written[key], value):

@@ -141,13 +141,17 @@ def layout(run: RunConfig, ranks: int, **parallel: Any) -> RunConfig:
 
 
 class Ranks:
-    """Processes that play the ranks of a trainer, kept from test to test: they import for long."""
+    """Processes that play the ranks of a trainer, kept from test to test.
+
+    Forks of one that has imported Megatron, which takes long.
+    """
 
     def __init__(self, number: int, folder: Path) -> None:
         self._folder, self._calls = folder, 0
         self._pipes: list[Connection] = []
         self._processes = []
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([f"{__package__}.serve"])
         for rank in range(number):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs, rank))
@@ -176,10 +180,7 @@ class Ranks:
 
 
 def _serve(pipe: Connection, rank: int) -> None:
-    from glm52_tbench2.trainer.cpu import install
-
-    install()
-    from . import jobs
+    from .serve import jobs
 
     while call := _next_call(pipe):
         run, size, store, job, args = call

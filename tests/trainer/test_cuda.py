@@ -3,8 +3,10 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
+from benchmarks.gpu_check import differences
 from glm52_tbench2.config.schema import Device
 
 from .parts import layout
@@ -50,3 +52,26 @@ def test_the_check_of_a_gpu_says_when_there_is_none():
     assert found.returncode == 2
     assert found.stdout.startswith("No GPU: ")
     assert not found.stderr
+
+
+def test_the_check_measures_each_kind_against_the_largest_value_of_its_tensor():
+    one = {
+        "logp": np.array([-4.0, -2.0]),
+        "gradient a": np.array([1.0, 0.0]),
+        "gradient b": np.array([100.0, 1.0]),
+        "weight a": np.array([1.0]),
+    }
+    other = {
+        "logp": np.array([-4.0, -2.5]),
+        "gradient a": np.array([1.0, 0.25]),
+        "gradient b": np.array([100.0, 2.0]),
+        "weight a": np.array([np.nan]),
+    }
+    assert differences(one, other) == {
+        "logp": 0.125,
+        "entropy": 0.0,
+        "gradient": 0.25,
+        "weight": float("inf"),
+    }
+    with pytest.raises(ValueError, match="weight b"):
+        differences(one, {**other, "weight b": np.zeros(1)})

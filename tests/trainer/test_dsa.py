@@ -1,5 +1,6 @@
 """Sparse attention: GLM-5.2's indexer, layers that share a choice of keys, and every layout."""
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -135,3 +136,16 @@ def test_a_folder_with_other_indexers_is_refused(sparse):
         check_hf_config(replace(sparse.model, index_layers=[1, 2, 3]), folder)
     with pytest.raises(UserError, match="index_topk = 8"):
         check_hf_config(top_k(sparse, 16).model, folder)
+
+
+@pytest.mark.parametrize(("every", "fits"), [(2, True), (1, False)])
+def test_indexers_that_a_folder_tells_by_a_rule_are_compared_too(sparse, tmp_path, every, fits):
+    written = json.loads((Path(sparse.model.path) / "config.json").read_text())
+    del written["indexer_types"]
+    written |= {"index_topk_freq": every, "index_skip_topk_offset": 1}
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    if fits:
+        check_hf_config(sparse.model, tmp_path)
+        return
+    with pytest.raises(UserError, match=r"indexer_types = \['full', 'full', 'full'\]"):
+        check_hf_config(sparse.model, tmp_path)
