@@ -119,6 +119,7 @@ def transformers_step(run: RunConfig, folder: Path, batch: list[Sample]) -> Call
             num_ranks=1,
             max_tokens=run.parallel.max_tokens_per_rank,
             multiple=1,
+            context=(0, 1),
             device=torch.device("cpu"),
         ):
             loss = loss_of(micro)

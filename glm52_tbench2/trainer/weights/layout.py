@@ -16,7 +16,7 @@ from megatron.core.dist_checkpointing.mapping import (
 )
 
 from glm52_tbench2.config.errors import UserError
-from glm52_tbench2.config.schema import RunConfig
+from glm52_tbench2.config.schema import Device, RunConfig
 
 from .. import checkpoint, limits, ranks
 from ..convert import hf_names
@@ -74,6 +74,8 @@ def describe(run: RunConfig) -> Layout:
         expert=1,
         expert_tensor=1,
         sequence_parallel=False,
+        # A checkpoint has the same tensors whichever device its model is built for.
+        device=Device.cpu,
     )
     run_alone = replace(run, parallel=alone, optim=replace(run.optim, state_on_disk=False))
     if problems := limits.problems(run_alone):
