@@ -7,6 +7,7 @@ works with sequence parallelism.
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -50,34 +51,46 @@ class PackedAttention(MegatronModule):
         Returns:
             [tokens of this rank, heads of this rank, v head size]
         """
-        keys, values = packed_seq_params.whole(key), packed_seq_params.whole(value)
-        chosen = packed_seq_params.choice(self.layer_number)
+        packed, chosen = packed_seq_params, packed_seq_params.choice(self.layer_number)
+        parts = [part for block in packed.blocks for part in _parts(block, chosen)]
+        # Split, not sliced: the backward pass of each slice would fill a tensor of all tokens.
+        queries = query.split([part.num_queries for part in parts])
+        sequences = {
+            first: pair
+            for first, *pair in zip(
+                np.cumsum([0, *packed.lengths]).tolist(),
+                packed.whole(key).split(packed.lengths),
+                packed.whole(value).split(packed.lengths),
+                strict=False,
+            )
+        }
         attended = []
-        for block in packed_seq_params.blocks:
-            for part, mask in _masked(block, chosen):
-                # [t, n, d] -> [1, n, t, d]
-                q, k, v = (
-                    x.transpose(0, 1).unsqueeze(0)
-                    for x in (query[part.queries], keys[part.keys], values[part.keys])
-                )
-                attended.append(
-                    F.scaled_dot_product_attention(q, k, v, mask, scale=self.softmax_scale)
-                )
+        for part, q in zip(parts, queries, strict=True):
+            k, v = (
+                x if len(x) == part.num_keys else x[: part.num_keys]
+                for x in sequences[part.first_key]
+            )
+            # [t, n, d] -> [1, n, t, d]
+            q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
+            mask = _mask(part, chosen)
+            attended.append(F.scaled_dot_product_attention(q, k, v, mask, scale=self.softmax_scale))
         return torch.cat(attended, dim=2).squeeze(0).transpose(0, 1)
 
 
-def _masked(block: Block, chosen: Tensor | None) -> Iterator[tuple[Block, Tensor]]:
-    """A block's queries, part by part, each with a mask of the keys it attends to."""
+def _parts(block: Block, chosen: Tensor | None) -> Iterator[Block]:
+    """A block's queries as they are attended with: with masks of their own, not too many."""
     if chosen is None:
-        yield block, causal_lower_right(block.num_queries, block.num_keys)
-        return
-    for part in block.within(block.queries.start, block.queries.stop, MAX_QUERIES):
-        if part.num_keys <= chosen.size(1):
-            yield part, causal_lower_right(part.num_queries, part.num_keys)
-        else:
-            mask = part.causal_mask(chosen.device)
-            kept = torch.zeros_like(mask).scatter_(1, chosen[part.queries].long(), True)
-            yield part, mask & kept
+        yield block
+    else:
+        yield from block.within(block.queries.start, block.queries.stop, MAX_QUERIES)
+
+
+def _mask(part: Block, chosen: Tensor | None) -> Tensor:
+    """[queries, keys], the keys that each query attends to."""
+    if chosen is None or part.num_keys <= chosen.size(1):
+        return causal_lower_right(part.num_queries, part.num_keys)
+    mask = part.causal_mask(chosen.device)
+    return mask & torch.zeros_like(mask).scatter_(1, chosen[part.queries].long(), True)
 
 
 class RMSNorm(torch.nn.Module):
