@@ -68,6 +68,7 @@ def problems(config: RunConfig) -> list[str]:
         *_clip(config),
         *_parallel(config),
         *_cluster(config),
+        *_checkpoint(config),
         *sandbox_problems(config.sandbox),
         *_transport(config),
         *_endpoint(config),
@@ -287,6 +288,16 @@ def _stages(config: RunConfig) -> list[str]:
         f"parallel.pipeline_layers {layers} starts a stage at layer {', '.join(map(str, wrong))}, "
         "which computes no indices of its own; start every stage at one of model.index_layers "
         f"{model.index_layers}."
+    ]
+
+
+def _checkpoint(config: RunConfig) -> list[str]:
+    every, keep_every = config.checkpoint.every, config.checkpoint.keep_every
+    if keep_every is None or keep_every % every == 0:
+        return []
+    return [
+        f"checkpoint.keep_every is {keep_every}, but a checkpoint is written every {every} steps "
+        "(checkpoint.every); write a multiple of that, or null."
     ]
 
 

@@ -119,12 +119,15 @@ CLASSES: dict[str, Judgement] = {
     "cluster.hardware": _COSMETIC,
     "optim": _TRAINING,
     "optim.state_on_disk": _SPEED,
+    "optim.state_dir": _COSMETIC,
+    "optim.state_bucket_bytes": _SPEED,
     # Evaluations further apart are points of the same curve.
     "eval.every": _SPEED,
     "eval.samples_per_task": _measured("an evaluation takes another number of samples"),
     "eval.temperature": _measured("an evaluation samples at another temperature"),
     "checkpoint": _SPEED,
     "checkpoint.keep_last": _COSMETIC,
+    "checkpoint.keep_every": _COSMETIC,
     # Masked samples, a pause or an early end change what is trained; a note does not.
     "sentinel": _TRAINING,
     "tracking": _COSMETIC,

@@ -535,7 +535,11 @@ class OptimConfig:
     steps_per_batch: int = MISSING
     """Optimizer steps on one batch; 1 makes the policy ratio 1 and its clips inert."""
     state_on_disk: bool = MISSING
-    """Stream the optimizer state through node-local files."""
+    """Keep the optimizer state in node-local files and stream it through memory."""
+    state_dir: str = MISSING
+    """Folder of those files, on a disk of each node: twice the state of its ranks in size."""
+    state_bucket_bytes: int = MISSING
+    """Bytes of state a rank updates at one time; three times as many are in its memory."""
 
 
 @dataclass
@@ -553,7 +557,9 @@ class CheckpointConfig:
     every: int = MISSING
     """Steps between checkpoints; one is also written after the last step."""
     keep_last: int = MISSING
-    """Complete checkpoints kept; older ones are deleted."""
+    """Newest complete checkpoints kept; older ones are deleted."""
+    keep_every: int | None = MISSING
+    """Steps between checkpoints that are never deleted; null: there are none."""
 
 
 @dataclass

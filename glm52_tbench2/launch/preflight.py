@@ -1,5 +1,6 @@
 """What stands in the way of a run on this machine, all of it, before anything is started."""
 
+import math
 import netrc
 import os
 import re
@@ -241,7 +242,8 @@ def _checkpoint_bytes(config: RunConfig) -> int:
     weights = sum(p.stat().st_size for p in resolve(config.model.path).glob("*.safetensors"))
     # A checkpoint holds weights, their float32 copy and two moments: at most 8 times 2 bytes a
     # parameter. One more than is kept exists while it is written, and the batches need room too.
-    return 8 * weights * (config.checkpoint.keep_last + 1)
+    kept = config.checkpoint.keep_last + config.steps // (config.checkpoint.keep_every or math.inf)
+    return 8 * weights * (int(kept) + 1)
 
 
 def _secrets(config: RunConfig) -> list[str]:

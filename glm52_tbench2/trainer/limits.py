@@ -22,8 +22,6 @@ def problems(run: RunConfig) -> list[str]:
         for name in names
         if getattr(model, name) % ranks
     ]
-    if run.optim.state_on_disk:
-        found.append("optim.state_on_disk is true, which the trainer cannot do yet; write false.")
     return found
 
 

@@ -38,11 +38,13 @@ from glm52_tbench2.rollout.batch import (
 )
 
 from . import checkpoint, ranks
+from .checkpoint_files import disk_full
 from .convert import export_hf, load_hf
 from .hf import check_hf_config
 from .microbatch import Scores
 from .model import build_model, wrap
 from .optimizer import build_optimizer
+from .saver import Saver
 from .step import TrainStep
 from .watch import PAUSED, Watch, act, wants_checkpoint
 
@@ -72,6 +74,8 @@ class _Seen:
     """It was there at start-up, and is not any more."""
     checkpoint_wanted: bool = False
     """The job is about to end."""
+    save_failed: bool = False
+    """A checkpoint could not be written."""
     engine_without: bool = False
     """An engine needs the weights."""
     alarms: list[Alarm] = field(default_factory=list)
@@ -103,7 +107,8 @@ class TrainingLoop:
                 made = resolve(run.model.checkpoint)
                 checkpoint.load_weights(made, self.model, self.start_weights)
             optimizer.reload_model_params()
-        self.optimizer, self.train_step = optimizer, TrainStep(run, wrapped, optimizer)
+        self.train_step = TrainStep(run, wrapped, optimizer)
+        self.saver = Saver(run_dir, run.checkpoint, self.model, optimizer)
         self.sender = None if rank else make_sender(run, run_dir, self.signals)
         self.step = self.saved = found or 0
         """Steps trained, which is the version of the weights."""
@@ -123,11 +128,12 @@ class TrainingLoop:
             self._push()
             while self.step < self.config.steps:
                 self._train_next()
+            self.saver.wait()
             if self.rank == 0:
                 self.signals.publish("done", "1")
             ranks.disconnect()
         except OSError as error:
-            if not checkpoint.disk_full(error):
+            if not disk_full(error):
                 raise
             raise UserError(
                 f"The disk of {self.run_dir} or of engine.weights_dir is full at step "
@@ -168,23 +174,17 @@ class TrainingLoop:
         due = step % self.config.checkpoint.every == 0 or step == self.config.steps
         if due or wants_checkpoint(alarms):
             self._save()
+        if wants_checkpoint(alarms):
+            self.saver.wait()
         act(self.run_dir, alarms)
 
     def _save(self) -> None:
-        """Writes the checkpoint of the last step trained, unless it is there."""
+        """Starts to write the checkpoint of the last step trained, unless that is begun."""
         if self.saved != self.step:
             saving = perf_counter()
-            checkpoint.save(
-                self.run_dir,
-                self.step,
-                self.model,
-                self.optimizer,
-                self.config.checkpoint.keep_last,
-            )
+            self.saver.save(self.step)
             self.saved = self.step
             self._log_metrics("checkpoint", {"time/train_checkpoint": perf_counter() - saving})
-        if self.rank == 0 and self.signals.get("checkpoint/wanted"):
-            self.signals.publish("checkpoint/saved", str(self.step))
 
     # --- batches -------------------------------------------------------------------------------
 
@@ -208,8 +208,13 @@ class TrainingLoop:
                 # The driver has found it damaged, and makes it anew of these weights.
                 self.recorded = self.step
                 self._push()
+            if now.save_failed:
+                self.saver.wait()
             if now.checkpoint_wanted or wants_checkpoint(now.alarms):
                 self._save()
+                self.saver.wait()
+            if now.checkpoint_wanted and self.rank == 0:
+                self.signals.publish("checkpoint/saved", str(self.step))
             act(self.run_dir, now.alarms)
             if now.engine_without:
                 pauses = self._update_engines(self._engines_without)
@@ -222,6 +227,7 @@ class TrainingLoop:
             aside = path.with_name(f"{path.name}.corrupt")
             with suppress(FileNotFoundError):
                 path.replace(aside)
+            self.saver.wait()  # the restart goes on from there
             raise BatchDamaged(f"{error}; moved to {aside.name}, to be made again.") from error
         except ForeignBatchError as error:
             raise UserError(f"{error}; move it away or start a new run.") from error
@@ -236,6 +242,7 @@ class TrainingLoop:
                 batch=there and not paused,
                 gone=not there and self.step < self.recorded,
                 checkpoint_wanted=wanted and not answered,
+                save_failed=self.saver.failed,
             )
             if time.monotonic() > look:
                 seen.engine_without = self._engine_restarted()

@@ -129,6 +129,8 @@ def test_an_experiment_holds_overrides_only():
         (["optim.lr=nan"], "optim.lr is nan; write a number"),
         (["rollout.episode_timeout_s=inf"], "write a number"),
         (["optim.beta2=1"], "it must be below 1"),
+        (["checkpoint.keep_last=0"], "checkpoint.keep_last is 0; it must be above 0"),
+        (["checkpoint.keep_every=15"], "a checkpoint is written every 10 steps"),
         (["seed=4294967296"], "it must be below 2**32"),
         (["+engine.server_args.port=http"], "whole number from 1 to 65"),
         (["+engine.server_args.port=65536"], "whole number from 1 to 65"),

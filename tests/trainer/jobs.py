@@ -8,9 +8,11 @@ import errno
 import io
 import os
 import signal
+import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,13 +21,16 @@ import numpy as np
 import torch
 from megatron.core.extensions import transformer_engine, transformer_engine_spec_provider
 
+from glm52_tbench2.config.errors import UserError
 from glm52_tbench2.config.schema import Device, RunConfig
 from glm52_tbench2.engines.weights import fp8
 from glm52_tbench2.engines.weights.folders import outgoing
 from glm52_tbench2.engines.weights.sender import buckets
 from glm52_tbench2.rollout.batch import Sample
-from glm52_tbench2.trainer import checkpoint
+from glm52_tbench2.trainer import checkpoint, saver
+from glm52_tbench2.trainer.checkpoint_files import disk_full, steps_complete
 from glm52_tbench2.trainer.convert import export_hf, hf_names, load_hf
+from glm52_tbench2.trainer.disk_adam.optimizer import DiskAdam
 from glm52_tbench2.trainer.logprobs import token_scores
 from glm52_tbench2.trainer.model import (
     PolicyModel,
@@ -63,6 +68,7 @@ class Trainer:
         wrapped = wrap(self.model)
         load_hf(self.model, Path(run.model.path))
         self.optimizer = build_optimizer(run, wrapped)
+        self.optimizer.reload_model_params()
         self.train = TrainStep(run, wrapped, self.optimizer)
 
 
@@ -241,12 +247,14 @@ def save_and_go_on(
     """Trains `batches` from the newest checkpoint, else the start; saves after the steps told."""
     trainer = Trainer(run)
     step = checkpoint.load_latest(run_dir, trainer.model, trainer.optimizer) or 0
+    save = saver.Saver(run_dir, run.checkpoint, trainer.model, trainer.optimizer)
     metrics = []
     while step < len(batches):
         step += 1
         metrics.append(trainer.train(batches[step - 1], step).metrics)
         if step in save_at:
-            checkpoint.save(run_dir, step, trainer.model, trainer.optimizer, keep_last=2)
+            save.save(step)
+    save.wait()
     return metrics, _weights(run, trainer.model)
 
 
@@ -281,7 +289,9 @@ def sending_memory(run: RunConfig, dtype: str, bucket_bytes: int) -> int:
 def save_start(run: RunConfig, run_dir: Path) -> None:
     """Writes a checkpoint of the starting weights."""
     trainer = Trainer(run)
-    checkpoint.save(run_dir, 1, trainer.model, trainer.optimizer, keep_last=1)
+    save = saver.Saver(run_dir, run.checkpoint, trainer.model, trainer.optimizer)
+    save.save(1)
+    save.wait()
 
 
 def load_weights(run: RunConfig, folder: Path) -> Weights:
@@ -355,6 +365,90 @@ def _in_a_process(do: Callable[[], None]) -> int:
     return os.waitpid(pid, 0)[1]
 
 
+def _held_back(trainer: Trainer, released: threading.Event) -> None:
+    """Makes the writing of checkpoints wait for `released`, which an update that waits sets."""
+    write = saver.write_shards
+
+    def wait_and_write(*args: Any, **kwargs: Any) -> Any:
+        assert released.wait(60)
+        return write(*args, **kwargs)
+
+    saver.write_shards = wait_and_write
+    for part in trainer.optimizer.chained_optimizers:
+        if isinstance(part, DiskAdam):
+            part.before_overwriting = partial(_release, released, part.before_overwriting)
+
+
+def _release(released: threading.Event, then: Any) -> None:
+    released.set()
+    then()
+
+
+def save_beside_training(
+    run: RunConfig, run_dir: Path, batches: list[list[Sample]]
+) -> tuple[list[bool], list[int]]:
+    """Saves step 1, which is not written before step 3 is trained, unless an update waits for it.
+
+    Returns whether the writing was still held back after steps 2 and 3, and the steps that were
+    complete when a second save had begun.
+    """
+    trainer, released = Trainer(run), threading.Event()
+    save = saver.Saver(run_dir, run.checkpoint, trainer.model, trainer.optimizer)
+    write = saver.write_shards
+    try:
+        _held_back(trainer, released)
+        held = []
+        for step, batch in enumerate(batches, 1):
+            trainer.train(batch, step)
+            if step == 1:
+                save.save(step)
+            else:
+                held.append(not released.is_set())
+        released.set()
+        save.save(len(batches))
+        complete = steps_complete(run_dir)
+        save.wait()
+    finally:
+        saver.write_shards = write
+    return held, complete
+
+
+def save_on_a_full_disk(run: RunConfig, run_dir: Path, batches: list[list[Sample]]) -> str:
+    """What a save says whose last rank finds no room."""
+    trainer = Trainer(run)
+    save = saver.Saver(run_dir, run.checkpoint, trainer.model, trainer.optimizer)
+    writer = saver.FileSystemWriter
+
+    class Full(writer):  # type: ignore[misc, valid-type]
+        def write_data(self, *args: Any) -> Any:
+            if torch.distributed.get_rank() + 1 == torch.distributed.get_world_size():
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return super().write_data(*args)
+
+    try:
+        saver.FileSystemWriter = Full
+        trainer.train(batches[0], 1)
+        save.save(1)
+        save.wait()
+    except UserError as error:
+        assert save.failed
+        return str(error)
+    finally:
+        saver.FileSystemWriter = writer
+    return ""
+
+
+def refused(run: RunConfig, run_dir: Path | None = None) -> str:
+    """What a start of the trainer says against the run or the checkpoint of `run_dir`."""
+    try:
+        trainer = Trainer(run)
+        if run_dir is not None:
+            checkpoint.load_latest(run_dir, trainer.model, trainer.optimizer)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
 def newest_intact(run: RunConfig, run_dir: Path) -> int | None:
     """The checkpoint that would be loaded."""
     return checkpoint.newest_intact(run_dir)
@@ -383,5 +477,5 @@ def known_full_disks(run: RunConfig, rooms: list[int]) -> list[bool]:
         try:
             torch.save(torch.zeros(100), Disk(room))
         except (OSError, RuntimeError) as error:
-            known.append(checkpoint.disk_full(RuntimeError(f"Worker failure: {error}")))
+            known.append(disk_full(RuntimeError(f"Worker failure: {error}")))
     return known

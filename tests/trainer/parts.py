@@ -140,6 +140,12 @@ def layout(run: RunConfig, ranks: int, **parallel: Any) -> RunConfig:
     return replace(run, parallel=replace(run.parallel, gpus_per_node=ranks, **parallel))
 
 
+def on_disk(run: RunConfig, folder: Path) -> RunConfig:
+    """The run with its optimizer state in `folder`, in many buckets."""
+    optim = replace(run.optim, state_on_disk=True, state_dir=str(folder), state_bucket_bytes=60_000)
+    return replace(run, optim=optim)
+
+
 class Ranks:
     """Processes that play the ranks of a trainer, kept from test to test.
 

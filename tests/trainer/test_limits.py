@@ -37,7 +37,6 @@ def test_the_reference_layout_can_be_trained():
         ([*SPARSE, "model.index_heads=0"], "model.index_heads is 0"),
         ([*SPARSE, "model.index_head_dim=4"], "model.index_head_dim (4) is below"),
         ([*SPARSE, "model.index_layers=[1,3,4]"], "model.index_layers names [4]"),
-        (["optim.state_on_disk=true"], "optim.state_on_disk is true"),
     ],
 )
 def test_what_it_cannot_do_names_the_knob(overrides, sentence):

@@ -28,7 +28,7 @@ from glm52_tbench2.rollout.batch import batch_path, read_columns, write_batch
 from glm52_tbench2.trainer.loop import TrainingLoop
 
 from ..rollout.make import make_sample
-from .parts import IDENTITY, layout, make_batch, make_run_dir
+from .parts import IDENTITY, layout, make_batch, make_run_dir, on_disk
 
 TIMEOUT_S = 240.0
 ROLE = "glm52_tbench2.trainer.main"
@@ -40,11 +40,14 @@ def four_steps(run: RunConfig) -> RunConfig:
 
 @contextmanager
 def trainer(
-    run_dir: Path, ranks: int = 1, inside: Sequence[str] = ()
+    run_dir: Path,
+    ranks: int = 1,
+    inside: Sequence[str] = (),
+    program: Sequence[str] = ("-m", ROLE),
 ) -> Iterator[tuple[Signals, list[subprocess.Popen]]]:
     """The role's processes under a store of their own; killed in the end.
 
-    `inside`: a command that runs the command which follows it.
+    `inside`: a command that runs the command which follows it. `program`: what Python runs.
     """
     signals, address = Signals.serve("127.0.0.1")
     signals.open()
@@ -60,7 +63,7 @@ def trainer(
             }
             processes.append(
                 subprocess.Popen(
-                    [*inside, sys.executable, "-m", ROLE, "--run", str(run_dir)],
+                    [*inside, sys.executable, *program, "--run", str(run_dir)],
                     env=env,
                     cwd=ROOT,
                     stdout=subprocess.PIPE,
@@ -199,6 +202,7 @@ def test_a_run_killed_and_resumed_equals_the_uninterrupted_one(run, whole, tmp_p
     with trainer(run_dir) as (_, processes):
         # The checkpoint is of step 2: step 3 is trained, and will have to be once more.
         until(lambda: 3 in metrics_log.read(run_dir).get("trainer", {}), processes[0])
+        until(lambda: (run_dir / "checkpoints" / "step_000002" / "STABLE").exists(), processes[0])
         os.kill(processes[0].pid, signal.SIGKILL)
     write_batch(batch_path(run_dir, "rollouts", 4), make_batch(run, 4), IDENTITY, 4)
     with trainer(run_dir) as (signals, processes):
@@ -209,6 +213,67 @@ def test_a_run_killed_and_resumed_equals_the_uninterrupted_one(run, whole, tmp_p
     for step in (1, 2, 3, 4):
         assert scores(run_dir, step) == scores(whole[0], step)
     assert tensor_files(run_dir, 4) == tensor_files(whole[0], 4)
+
+
+# The role, killed on the spot: in the third update's second bucket, and when all of a checkpoint
+# but its marker is there.
+_DIES = """
+import os, signal, sys, time
+from pathlib import Path
+from glm52_tbench2.trainer.cpu import install
+install()
+from glm52_tbench2.trainer import checkpoint_files, main
+from glm52_tbench2.trainer.disk_adam.state_file import StateFile
+write, mark, starts = StateFile.write, checkpoint_files.mark_stable, []
+
+def write_or_die(self, version, start, bucket):
+    starts.append(start)
+    if starts.count(0) == 3 and start:
+        while not list(Path(sys.argv[-1]).glob("checkpoints/step_000002/STABLE")):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(self, version, start, bucket)
+
+def mark_or_die(folder, step, files):
+    if step == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    mark(folder, step, files)
+
+StateFile.write, checkpoint_files.mark_stable = write_or_die, mark_or_die
+sys.exit(main.main())
+"""
+
+
+@pytest.mark.parametrize("moment", ["in an update on disk", "before a checkpoint counts"])
+def test_half_done_work_is_not_resumed_from(run, whole, tmp_path, moment):
+    run = four_steps(run)
+    run = on_disk(run, tmp_path / "state") if "on disk" in moment else run
+    run_dir = make_run_dir(run, tmp_path / "run", 4)
+    with trainer(run_dir, program=["-c", _DIES]) as (_, processes):
+        assert processes[0].wait(TIMEOUT_S) == -signal.SIGKILL
+    begun = sorted(path.name for path in (run_dir / "checkpoints").iterdir())
+    assert begun == ["step_000002", *(["step_000004"] if "counts" in moment else [])]
+    with trainer(run_dir) as (_, processes):
+        told = finish(processes)
+    assert "ready at step 2" in told[0]
+    assert metrics(run_dir) == metrics(whole[0])
+    for step in (3, 4):
+        assert scores(run_dir, step) == scores(whole[0], step)
+    assert not list(tmp_path.glob("state/*"))
+
+
+def test_a_job_that_is_about_to_end_gets_a_whole_checkpoint_of_its_last_step(run, tmp_path):
+    run_dir = make_run_dir(four_steps(run), tmp_path / "run", 3)
+    stable = run_dir / "checkpoints" / "step_000003" / "STABLE"
+    with trainer(run_dir) as (signals, processes):
+        until(lambda: 3 in trained(run_dir), processes[0])
+        assert not stable.exists()
+        signals.publish("checkpoint/wanted", "1")
+        until(lambda: signals.get("checkpoint/saved"), processes[0])
+        assert signals.get("checkpoint/saved") == "3"
+        assert stable.exists()
+        # None that a kill would leave behind.
+        assert psutil.Process(processes[0].pid).children(recursive=True) == []
 
 
 def test_versions_that_no_engine_needs_are_not_announced(run, tmp_path):
@@ -230,6 +295,7 @@ def test_a_recorded_batch_that_is_gone_is_made_anew_of_these_weights(tmp_path, m
     loop = TrainingLoop.__new__(TrainingLoop)
     loop.run_dir, loop.rank, loop.step, loop.recorded, loop.identity = tmp_path, 0, 1, 3, "id"
     loop.signals = SimpleNamespace(get=lambda key: None)
+    loop.saver = SimpleNamespace(failed=False)
     monkeypatch.setattr("torch.distributed.broadcast_object_list", lambda *a, **k: None)
     monkeypatch.setattr(loop, "_engine_restarted", lambda: False)
 

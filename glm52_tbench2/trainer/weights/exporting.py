@@ -19,7 +19,7 @@ from glm52_tbench2.config.schema import RunConfig
 from glm52_tbench2.engines.weights import fp8
 from glm52_tbench2.engines.weights.folders import copy_beside
 
-from ..checkpoint import STABLE
+from ..checkpoint_files import STABLE
 from ..hf import check_hf_config
 from .layout import Part, describe
 from .safetensors import INDEX, Folder, content, header, order

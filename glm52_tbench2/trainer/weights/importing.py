@@ -29,7 +29,7 @@ from glm52_tbench2.config.errors import UserError
 from glm52_tbench2.config.files import atomic_write_bytes
 from glm52_tbench2.config.schema import RunConfig
 
-from ..checkpoint import STABLE
+from ..checkpoint_files import STABLE
 from ..convert import FLOATS
 from ..hf import check_hf_config
 from .layout import Layout, Part, describe

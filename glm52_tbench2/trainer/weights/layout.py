@@ -18,7 +18,7 @@ from megatron.core.dist_checkpointing.mapping import (
 from glm52_tbench2.config.errors import UserError
 from glm52_tbench2.config.schema import Device, RunConfig
 
-from .. import checkpoint, limits, ranks
+from .. import limits, ranks
 from ..convert import hf_names
 from ..model import build_model
 
@@ -84,7 +84,7 @@ def describe(run: RunConfig) -> Layout:
         model = build_model(run_alone)
         parameters = dict(model.named_parameters())
         parts, objects = [], {}
-        for name, found in model.sharded_state_dict(metadata=dict(checkpoint.LAYOUT)).items():
+        for name, found in model.sharded_state_dict().items():
             if isinstance(found, ShardedObject):
                 objects[found.unique_key] = found.data
                 continue

@@ -50,7 +50,7 @@ def export_weights(
 @contextmanager
 def _told(target: Path) -> Iterator[None]:
     """Tells of a disk that fills up meanwhile. Raises UserError."""
-    from ..checkpoint import disk_full
+    from ..checkpoint_files import disk_full
 
     try:
         yield
