@@ -1,6 +1,6 @@
 """Megatron's optimizer over a state file: what it computes is Adam in memory, bit for bit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from .stream import Stream, make_buffers
 
 MASTER = "fp32_param"
 MOMENTS = ("exp_avg", "exp_avg_sq")
+_IN_CACHE = 2**17
+"""Elements that a CPU updates before it goes on to the next: they stay in its cache."""
 
 
 def on_disk(optimizer: ChainedOptimizer, folder: Path, bucket_bytes: int) -> ChainedOptimizer:
@@ -81,7 +83,7 @@ class DiskAdam(FP32Optimizer):
                 group["params"][index] = carrier
                 start, end = end, end + model.numel()
                 self._parameters.append(_Parameter(model, carrier, number, start, end))
-        self._names = names
+        self._names, self._device = names, torch.device(torch.cuda.current_device())
         self._file = StateFile(folder, len(names), end)
         self._stream = Stream(self._file, buffers)
         self._version = 0
@@ -159,17 +161,13 @@ class DiskAdam(FP32Optimizer):
 
     def _update(self, start: int, bucket: Tensor) -> None:
         """Adam on the state's elements from `start` on, [vectors, elements]."""
-        device = self._parameters[0].model.device
-        state = bucket.to(device, non_blocking=True)  # on a CPU, the bucket itself
+        state = bucket.to(self._device, non_blocking=True)  # on a CPU, the bucket itself
         groups = [{**group, "params": [], "step": self.updates} for group in self.param_groups]
         states: dict[Tensor, dict[str, Tensor]] = {}
         to_round: list[tuple[Tensor, Tensor]] = []
-        for parameter in self._parameters:
-            low, high = max(start, parameter.start), min(start + bucket.size(1), parameter.end)
-            if low >= high:
-                continue
-            part = slice(low - parameter.start, high - parameter.start)
-            named = dict(zip(self._names, state[:, low - start : high - start], strict=True))
+        for parameter, first, last in self._parts(start, start + bucket.size(1)):
+            part = slice(first - parameter.start, last - parameter.start)
+            named = dict(zip(self._names, state[:, first - start : last - start], strict=True))
             in_model = parameter.model.detach().view(-1)[part]
             weight = named.pop(MASTER, in_model)
             if weight is not in_model:
@@ -189,6 +187,14 @@ class DiskAdam(FP32Optimizer):
             in_model.copy_(weight)
         if state is not bucket:
             bucket.copy_(state)
+
+    def _parts(self, start: int, end: int) -> Iterator[tuple[_Parameter, int, int]]:
+        """The state's elements from `start` to `end` by parameter: which, from, to."""
+        most = _IN_CACHE if self._device.type == "cpu" else end - start
+        for parameter in self._parameters:
+            low, high = max(start, parameter.start), min(end, parameter.end)
+            for first in range(low, high, most):
+                yield parameter, first, min(first + most, high)
 
 
 def _carrier(model: Tensor) -> Tensor:
