@@ -5,23 +5,12 @@ from glm52_tbench2.config.schema import ModelConfig, ModelFamily, RunConfig
 
 def problems(run: RunConfig) -> list[str]:
     """Each as one sentence that says what to write instead; empty: it can train the run."""
-    model, parallel = run.model, run.parallel
-    found = _indexer(model)
+    parallel, found = run.parallel, _indexer(run.model)
     if parallel.tensor > 1 and not parallel.sequence_parallel:
         found.append(
             f"parallel.tensor is {parallel.tensor}, which a mixture of experts can only do with "
             "parallel.sequence_parallel=true."
         )
-    found += [
-        f"parallel.{knob} ({ranks}) does not divide model.{name} ({getattr(model, name)}); "
-        "change one of them."
-        for knob, ranks, names in (
-            ("tensor", parallel.tensor, ("vocab_size", "dense_ffn_size", "expert_ffn_size")),
-            ("expert_tensor", parallel.expert_tensor, ("expert_ffn_size",)),
-        )
-        for name in names
-        if getattr(model, name) % ranks
-    ]
     return found
 
 

@@ -57,7 +57,7 @@ def state_words(config: RunConfig) -> str:
 
 def bucket_bytes(config: RunConfig) -> int:
     """Bytes of a state on disk that are updated at one time."""
-    return getattr(config.optim, "state_bucket_bytes", 0)
+    return config.optim.state_bucket_bytes
 
 
 def rank_memory(
