@@ -86,9 +86,8 @@ class PlainProgress:
             elif source == "trainer" and step > self._step:
                 self._step = step
                 self._print(step_line(self._numbers, step))
-            elif source == "sentinel":
-                for text in self._numbers.alarms(step):
-                    self._print(text)
+            for text in self._numbers.alarms(source, step):
+                self._print(text)
 
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -130,9 +129,8 @@ class LiveProgress:
     def _draw(self) -> None:
         self._drawn = time.monotonic()
         for source, step in self._numbers.read_new():
-            if source == "sentinel":
-                for text in self._numbers.alarms(step):
-                    self.event(text)
+            for text in self._numbers.alarms(source, step):
+                self.event(text)
         elapsed = self._drawn - self._began
         self._live.update(view(self._numbers, self._roles, self._events, self._title, elapsed))
         self._live.refresh()

@@ -63,9 +63,14 @@ class RunNumbers:
             return None
         return source, step
 
-    def alarms(self, step: int) -> list[str]:
-        """What the sentinel said of a step, a line each."""
-        found = [alarm for alarm in alarms(self._run_dir) if alarm.step == step]
+    def alarms(self, source: str, step: int) -> list[str]:
+        """What the sentinel said with its record of a step, or of the wait after it, by line."""
+        waiting = {"sentinel": False, "stalled": True}.get(source)
+        found = [
+            alarm
+            for alarm in (alarms(self._run_dir) if waiting is not None else [])
+            if alarm.step == step and (alarm.sign == "stalled") == waiting
+        ]
         return [f"alarm after step {step}, {one.sign}: {one.sentence}" for one in found]
 
     @property

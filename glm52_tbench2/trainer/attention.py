@@ -90,7 +90,9 @@ def _mask(part: Block, chosen: Tensor | None) -> Tensor:
     if chosen is None or part.num_keys <= chosen.size(1):
         return causal_lower_right(part.num_queries, part.num_keys)
     mask = part.causal_mask(chosen.device)
-    return mask & torch.zeros_like(mask).scatter_(1, chosen[part.queries].long(), True)
+    # A query that sees fewer keys than are kept has others in its list, maybe past this part's.
+    keys = chosen[part.queries].long().clamp_(max=part.num_keys - 1)
+    return mask & torch.zeros_like(mask).scatter_(1, keys, True)
 
 
 class RMSNorm(torch.nn.Module):

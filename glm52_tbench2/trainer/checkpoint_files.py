@@ -88,14 +88,17 @@ def steps_complete(run_dir: Path) -> list[int]:
     return sorted(int(path.parent.name[5:]) for path in found)
 
 
-def prune(run_dir: Path, keep_last: int, keep_every: int | None) -> None:
-    """Deletes all but the newest complete checkpoints and those of every `keep_every`-th step."""
-    complete = steps_complete(run_dir)
+def prune(run_dir: Path, step: int, keep_last: int, keep_every: int | None) -> None:
+    """Deletes all but the newest complete checkpoints and those of every `keep_every`-th step.
+
+    `step`: the one just written. Any after it are damaged, or the run would not have come back.
+    """
+    complete = [one for one in steps_complete(run_dir) if one <= step]
     keep = complete[-keep_last:]
     if keep_every is not None:
         keep += [step for step in complete if step % keep_every == 0]
-    for step in set(steps_begun(run_dir)) - set(keep):
-        folder = checkpoint_path(run_dir, step)
+    for one in set(steps_begun(run_dir)) - set(keep):
+        folder = checkpoint_path(run_dir, one)
         # First of all no longer complete, whatever happens half-way.
         (folder / STABLE).unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)

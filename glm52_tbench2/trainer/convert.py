@@ -147,7 +147,7 @@ def export_hf(model: PolicyModel, folder: Path) -> Iterator[tuple[str, Tensor]]:
             for name in names:
                 untrained.pop(name, None)
                 yield name, united.pop(0)
-    yield from ((name, file.get_tensor(name)) for name, file in untrained.items())
+    yield from ((name, file.get_tensor(name)) for name, file in sorted(untrained.items()))
 
 
 def hf_names(name: str, model: PolicyModel) -> tuple[str, ...]:

@@ -62,9 +62,13 @@ def train(run_dir: Path, rank: int, world_size: int) -> int:
             "parallel.device is cuda, but torch finds no CUDA device; write parallel.device=cpu."
         )
     from .loop import BatchDamaged, TrainingLoop
+    from .step import NonFiniteGradient
 
     try:
         TrainingLoop(run_dir, run, rank, world_size).run()
+    except NonFiniteGradient as error:
+        # It would be recomputed bit for bit: another start ends in the same way.
+        raise UserError(str(error)) from error
     except BatchDamaged as error:
         print(error, file=sys.stderr)
         return RESTART_ME

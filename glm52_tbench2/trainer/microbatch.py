@@ -40,6 +40,10 @@ class MicroBatch:
         """The same, once the log-probabilities before the update are known: [T] float32."""
         return replace(self, known=replace(self.known, old_logp=old_logp))
 
+    def without_choices(self) -> "MicroBatch":
+        """The same, without what sparse attention chose on its way through the model."""
+        return replace(self, packed=replace(self.packed, chosen={}))
+
 
 @dataclass(frozen=True)
 class Scores:

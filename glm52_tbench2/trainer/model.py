@@ -11,6 +11,7 @@ from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec
 from megatron.core.post_training.modelopt.layers import Linear
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.moe.moe_layer import MoELayer
+from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import MLATransformerConfig
 from torch import Tensor
@@ -177,10 +178,14 @@ def build_model(run: RunConfig) -> PolicyModel:
 def wrap(model: PolicyModel) -> DistributedDataParallel:
     """The model with its gradients reduced over the data-parallel ranks, in float32."""
     config = model.config
+    inner = Float16Module(config, model) if config.bf16 else model
+    for module in model.modules():
+        if isinstance(module, TopKRouter):
+            # Float16Module rounds its bias too; Megatron takes that back in its first forward pass,
+            # when weights are loaded and sent already.
+            module._maintain_float32_expert_bias()
     return DistributedDataParallel(
-        config,
-        DistributedDataParallelConfig(grad_reduce_in_fp32=True),
-        Float16Module(config, model) if config.bf16 else model,
+        config, DistributedDataParallelConfig(grad_reduce_in_fp32=True), inner
     )
 
 

@@ -8,6 +8,7 @@ The threads meet in a group of their own, beside the collectives of the training
 import logging
 import shutil
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from threading import Thread
 from time import perf_counter
@@ -41,6 +42,9 @@ from .disk_adam.optimizer import DiskAdam
 from .model import PolicyModel
 from .optimizer import state_shards, updates_done
 
+# Ranks wait here for the slowest disk, and for the reading back of what it was given.
+_TIMEOUT = timedelta(hours=12)
+
 log = logging.getLogger(__name__)
 
 
@@ -57,7 +61,7 @@ class Saver:
         """A collective."""
         self._run_dir, self._knobs = run_dir, knobs
         self._model, self._optimizer = model, optimizer
-        self._ranks = _DistWrapper(dist.new_group(backend="gloo"), True, 0)
+        self._ranks = _DistWrapper(dist.new_group(backend="gloo", timeout=_TIMEOUT), True, 0)
         self._thread: Thread | None = None
         self._step = 0
         self._error: BaseException | None = None
@@ -146,11 +150,13 @@ class Saver:
         everything = {name: about for part in parts for name, about in part.items()}
         folder = files.checkpoint_path(self._run_dir, self._step)
         files.mark_stable(folder, self._step, everything)
-        files.prune(self._run_dir, self._knobs.keep_last, self._knobs.keep_every)
+        files.prune(self._run_dir, self._step, self._knobs.keep_last, self._knobs.keep_every)
 
     def _told(self, error: BaseException) -> BaseException:
         if not files.disk_full(error):
-            return RuntimeError(f"The checkpoint of step {self._step} could not be written.")
+            return RuntimeError(
+                f"The checkpoint of step {self._step} could not be written: {error}"
+            )
         kept = files.steps_complete(self._run_dir)
         if dist.get_rank() == 0 and self._step not in kept:
             shutil.rmtree(files.checkpoint_path(self._run_dir, self._step), ignore_errors=True)

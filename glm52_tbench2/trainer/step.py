@@ -119,6 +119,7 @@ class TrainStep:
         """One optimizer step on the samples `indices`; metrics are those of all ranks."""
         started = time.perf_counter()
         micros = self._micro_batches(batch, indices)
+        num_micros = len(micros)
         if old is not None:
             micros = [micro.with_old_logp(repack(micro, old)) for micro in micros]
         totals = BatchTotals(
@@ -145,7 +146,7 @@ class TrainStep:
             **sums,
             "trainer/grad_norm": float(norm),
             "trainer/lr": rate,
-            "trainer/micro_batches": float(len(micros)),
+            "trainer/micro_batches": float(num_micros),
             "time/train_forward_backward": forward_backward_s,
             "time/train_optimizer": time.perf_counter() - started - forward_backward_s,
         }
@@ -172,6 +173,8 @@ class TrainStep:
         """Runs micro-batches through the pipeline, with a backward pass if `totals` are given.
 
         Args:
+            micros: taken away one by one, so that what a micro-batch gathers on its way, as
+                sparse attention's choices, goes when its backward pass is done.
             scored: the micro-batches know their old log-probabilities.
 
         Returns:
@@ -183,10 +186,11 @@ class TrainStep:
             # all tokens, and its gradient by its own.
             scores = micro.packed.whole(local.T, same_use=True).T
             if totals is None:
-                return micro, scores, {}
+                return micro.without_choices(), scores, {}
             known = micro if scored else micro.with_old_logp(scores[0].detach())
             value, metrics = rl_loss(scores[0], scores[1], known.known, self.run.clip, totals)
-            result = micro, scores.detach(), {name: m.item() for name, m in metrics.items()}
+            told = {name: m.item() for name, m in metrics.items()}
+            result = micro.without_choices(), scores.detach(), told
             return value, torch.ones((), dtype=torch.int, device=value.device), result
 
         def forward(queue: Iterator[MicroBatch], model: Any) -> tuple[Tensor, Any]:
@@ -194,9 +198,13 @@ class TrainStep:
             scores = score(model, micro.tokens, micro.labels, micro.packed)
             return scores, partial(loss, micro)
 
+        def taken() -> Iterator[MicroBatch]:
+            while micros:
+                yield micros.pop(0)
+
         return get_forward_backward_func()(
             forward_step_func=forward,
-            data_iterator=iter(micros),
+            data_iterator=taken(),
             model=[self.model],
             num_microbatches=len(micros),
             seq_length=1,  # sizes travel with the tensors

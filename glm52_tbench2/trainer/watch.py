@@ -70,8 +70,14 @@ class Watch:
 
     def waiting(self, step: int, seconds: float) -> list[Alarm]:
         """The alarm that a long wait for the batch after `step` opens. On rank 0 alone."""
-        if self._sentinel is None or (alarm := self._sentinel.waiting(step, seconds)) is None:
+        try:
+            alarm = self._sentinel.waiting(step, seconds) if self._sentinel is not None else None
+        except Exception:
+            log.exception("the sentinel cannot judge the wait after step %d", step)
             return []
+        if alarm is None:
+            return []
+        metrics_log.append(self._run_dir, step, "stalled", {"sentinel/alarm/stalled": 1.0})
         log.warning("sentinel, step %d, %s: %s", alarm.step, alarm.sign, alarm.sentence)
         return [alarm]
 

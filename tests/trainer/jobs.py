@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 import traceback
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -27,10 +28,11 @@ from glm52_tbench2.engines.weights import fp8
 from glm52_tbench2.engines.weights.folders import outgoing
 from glm52_tbench2.engines.weights.sender import buckets
 from glm52_tbench2.rollout.batch import Sample
-from glm52_tbench2.trainer import checkpoint, saver
+from glm52_tbench2.trainer import attention, checkpoint, saver
 from glm52_tbench2.trainer.checkpoint_files import disk_full, steps_complete
 from glm52_tbench2.trainer.convert import export_hf, hf_names, load_hf
 from glm52_tbench2.trainer.disk_adam.optimizer import DiskAdam
+from glm52_tbench2.trainer.dsa import Indexer
 from glm52_tbench2.trainer.logprobs import token_scores
 from glm52_tbench2.trainer.model import (
     PolicyModel,
@@ -42,7 +44,7 @@ from glm52_tbench2.trainer.model import (
     wrap,
 )
 from glm52_tbench2.trainer.optimizer import build_optimizer, learning_rate
-from glm52_tbench2.trainer.packed import Packed
+from glm52_tbench2.trainer.packed import Block, Packed
 from glm52_tbench2.trainer.step import TrainStep
 from glm52_tbench2.trainer.weights import work
 from glm52_tbench2.trainer.weights.exporting import export_hf as export_hf_folder
@@ -177,6 +179,36 @@ def round_trip(run: RunConfig) -> Weights:
     model = build_model(run)
     load_hf(model, Path(run.model.path))
     return _weights(run, model)
+
+
+def start_of_training(run: RunConfig) -> Weights:
+    """The starting weights as a trainer has them before its first step."""
+    return _weights(run, Trainer(run).model)
+
+
+def choices_alive(run: RunConfig, batch: list[Sample]) -> list[int]:
+    """Choices of keys that exist when the indexers of a step are called, one number a call."""
+    trainer, made, alive = Trainer(run), [], []
+    choose = Indexer.forward
+
+    def counted(self: Indexer, *args: Any) -> torch.Tensor:
+        alive.append(sum(reference() is not None for reference in made))
+        found = choose(self, *args)
+        made.append(weakref.ref(found))
+        return found
+
+    with mock.patch.object(Indexer, "forward", counted):
+        trainer.train(batch, 1)
+    return alive
+
+
+def sparse_mask(run: RunConfig) -> tuple[np.ndarray, np.ndarray]:
+    """The mask of queries that see fewer keys than are kept, and what they see."""
+    part = Block(slice(0, 4), 0, 12)
+    chosen = torch.arange(11)[None].repeat(4, 1)
+    chosen[:2, -1] = 40  # some place of the sequence that comes later, as a fill is
+    chosen[3] = torch.arange(1, 12)
+    return attention._mask(part, chosen).numpy(), part.causal_mask(chosen.device).numpy()
 
 
 def train(run: RunConfig, batches: list[list[Sample]]) -> tuple[list[Any], list[Any], Weights]:

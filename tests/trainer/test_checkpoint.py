@@ -139,7 +139,7 @@ def complete_steps(run_dir, keep_last, keep_every, last=12):
     for step in range(2, last + 1, 2):
         folder(run_dir, step).mkdir(parents=True)
         mark_stable(folder(run_dir, step), step, {})
-        prune(run_dir, keep_last, keep_every)
+        prune(run_dir, step, keep_last, keep_every)
     return steps_complete(run_dir)
 
 
@@ -151,8 +151,17 @@ def test_every_nth_checkpoint_is_kept_for_good(tmp_path):
 def test_pruning_spares_the_only_complete_checkpoint(tmp_path):
     assert complete_steps(tmp_path, 1, None, last=2) == [2]
     folder(tmp_path, 4).mkdir()
-    prune(tmp_path, 1, None)
+    prune(tmp_path, 2, 1, None)
     assert steps_begun(tmp_path) == [2]
+
+
+def test_a_damaged_later_checkpoint_never_costs_the_one_just_written(tmp_path):
+    """The run has come back to step 2, past a step 8 that is whole by name only."""
+    for step in (2, 8, 4):
+        folder(tmp_path, step).mkdir(parents=True)
+        mark_stable(folder(tmp_path, step), step, {})
+    prune(tmp_path, 4, 1, None)
+    assert steps_begun(tmp_path) == [4]
 
 
 def flip_a_bit(checkpoint):

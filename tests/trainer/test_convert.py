@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from glm52_tbench2.config.compose import compose
 from glm52_tbench2.config.errors import UserError
 from glm52_tbench2.config.paths import resolve
+from glm52_tbench2.config.schema import DType
 from glm52_tbench2.trainer.hf import check_hf_config
 
 from .parts import layout
@@ -61,6 +62,21 @@ def test_a_round_trip_through_two_ranks_changes_no_bit(ranks, run, start_weights
     assert not found[1]
     for name, tensor in written.items():
         np.testing.assert_array_equal(found[0][name], tensor.numpy(), err_msg=name)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_routing_biases_stay_as_precise_as_they_are_under_bfloat16(
+    ranks, run, start_weights, stages
+):
+    """Of a start, before any step: that is what the first push sends."""
+    half = replace(run, model=replace(run.model, dtype=DType.bfloat16))
+    parallel = {"pipeline": 2, "pipeline_layers": [1, 2]} if stages == 2 else {}
+    found = ranks(layout(half, stages, **parallel), "start_of_training")[0]
+    written = load_file(start_weights / "model.safetensors")
+    biases = [name for name in written if name.endswith("e_score_correction_bias")]
+    assert len(biases) == 2
+    for name in biases:
+        np.testing.assert_array_equal(found[name], written[name].numpy(), err_msg=name)
 
 
 def test_a_layer_the_model_lacks_is_handed_on_as_it_is(ranks, run, start_weights, tmp_path):

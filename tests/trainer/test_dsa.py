@@ -59,6 +59,20 @@ def test_a_step_is_that_of_plain_transformers_and_leaves_the_indexers_alone(spar
         np.testing.assert_array_equal(weights[name], before[name].numpy(), err_msg=name)
 
 
+@pytest.mark.parametrize("recompute", list(Recompute))
+def test_choices_go_with_their_micro_batch(ranks, sparse, batch, recompute):
+    parallel = replace(sparse.parallel, max_tokens_per_rank=1, recompute=recompute)
+    (alive,) = ranks(replace(sparse, parallel=parallel), "choices_alive", batch)
+    assert len(alive) >= 2 * len(batch)
+    assert max(alive) <= 4  # of two indexers, once more where they are recomputed
+
+
+def test_places_that_only_fill_a_choice_up_may_lie_anywhere(ranks, sparse):
+    ((found, seen),) = ranks(sparse, "sparse_mask")
+    seen[3, 0] = False
+    np.testing.assert_array_equal(found, seen)
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -81,7 +81,9 @@ def negative_truncated(history: History, config: SentinelConfig) -> Finding | No
     if last not in series or len(series) <= _STREAK:
         return None
     recent = list(series)[-_STREAK:]
-    carried = mean(series[s] * shares[s] / overall[s] for s in recent if overall[s])
+    if not all(overall.get(s) for s in recent):
+        return None
+    carried = mean(series[s] * shares[s] / overall[s] for s in recent)
     share = mean(shares[s] for s in recent)
     level, usual = mean(series[s] for s in recent), median(list(series.values())[:-_STREAK])
     if carried < 0.5 or carried < 2 * share or level < 2 * usual:
@@ -221,10 +223,11 @@ def silent(history: History, config: SentinelConfig) -> Finding | None:
 
 def held_out_churn(history: History, config: SentinelConfig) -> Finding | None:
     """Held-out tasks are lost, whatever the mismatch says."""
-    if len(history.evals) < 2:
+    known = [step for step, rewards in history.evals.items() if rewards]
+    if len(known) < 2:
         return None
-    last = max(history.evals)
-    earlier = [step for step in history.evals if step != last]
+    last = max(known)
+    earlier = [step for step in known if step != last]
     best = max(earlier, key=lambda step: _reward(history, step))
     change = paired_change(history.evals[best], history.evals[last])
     if change is None or change.down <= change.up:

@@ -71,7 +71,7 @@ def facts_at(run: RunFiles, step: int) -> StepFacts | None:
 
 
 def rewards_at(run: RunFiles, step: int) -> Rewards:
-    """Held-out task -> rewards, of the evaluation after `step` steps."""
+    """Held-out task -> rewards, of the evaluation after `step` steps; {} if it is not readable."""
     found: dict[str, list[float]] = {}
     for row in run.rows("eval", step, ("task_id", "reward")):
         found.setdefault(row["task_id"], []).append(row["reward"])

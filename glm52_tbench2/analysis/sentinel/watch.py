@@ -5,6 +5,8 @@ the steps alone, so that a resumed run decides as the uninterrupted one.
 """
 
 import json
+import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -23,6 +25,9 @@ from .files import ALARMS_FILE, Alarm, facts_at, rewards_at
 from .history import History
 from .sketch import sketch
 
+log = logging.getLogger(__name__)
+
+PROGRESS_FILE = "progress.json"
 QUIET = 10
 """Steps without a finding after which an alarm is closed."""
 
@@ -44,7 +49,12 @@ class Judge:
             action = self.action(sign)
             if action is SentinelAction.ignore:
                 continue
-            if (found := detect(self.history, self._config)) is not None:
+            try:
+                found = detect(self.history, self._config)
+            except Exception:  # one sign less, and not a run unwatched
+                log.exception("%s cannot be judged at step %d", sign.name, facts.step)
+                continue
+            if found is not None:
                 if sign not in self._found:
                     opened.append(Alarm(facts.step, sign.name, action.name, **vars(found)))
                 self._found[sign] = facts.step
@@ -71,6 +81,8 @@ class Sentinel:
         self._run = RunFiles(run_dir, config)
         self._judge = Judge(config)
         self._config = config
+        self._progress: tuple[Any, float] = None, time.monotonic()
+        """What the driver said of its progress last, and when it was new."""
         self._stalled: int | None = None
         """Step after which an alarm of a long wait was opened last."""
         for number in range(1, step + 1):
@@ -101,11 +113,14 @@ class Sentinel:
         return alarms, told | task_metrics(self._judge.history, found)
 
     def waiting(self, step: int, seconds: float) -> Alarm | None:
-        """The alarm of a wait for the batch after `step`, once it is longer than two episodes, the
-        making of their sandboxes included, may take.
+        """The alarm of a wait of `seconds` for the batch after `step`, once no episode has ended
+        for longer than two, the making of their sandboxes included, may take.
         """
-        config = self._config
+        config, now = self._config, time.monotonic()
         most = 2 * (config.rollout.episode_timeout_s + config.sandbox.start_timeout_s)
+        if (told := self._driver_told()) != self._progress[0]:
+            self._progress = told, now
+        seconds = min(seconds, now - self._progress[1])
         action = self._judge.action(Sign.stalled)
         if seconds < most or self._stalled == step or action is SentinelAction.ignore:
             return None
@@ -114,12 +129,20 @@ class Sentinel:
             step,
             Sign.stalled.name,
             action.name,
-            f"No batch for {seconds / 60:.0f} minutes after step {step}, longer than two episodes "
-            f"may take ({most / 60:.0f} minutes): look at logs/driver.log and the engines'.",
+            f"No episode has ended for {seconds / 60:.0f} minutes after step {step}, longer than "
+            f"two may take ({most / 60:.0f} minutes): look at logs/driver.log and the engines'.",
             evidence={"seconds": seconds},
         )
         append_line(self._run.path / ALARMS_FILE, json.dumps(asdict(alarm)))
         return alarm
+
+    def _driver_told(self) -> Any:
+        """Phase, step and episodes that have ended, as the driver tells them every second."""
+        try:
+            told = json.loads((self._run.path / PROGRESS_FILE).read_text())
+            return told["phase"], told["step"], told["samples_done"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
 
     def masked(self, samples: Sequence[Sample]) -> list[int]:
         """Samples of the next batch to leave out of the loss, by place.

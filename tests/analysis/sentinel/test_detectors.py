@@ -196,6 +196,18 @@ def test_silent(made: Made, name: str, value: float) -> None:
         assert (set(made.found()) == {Sign.silent}) == (number == 2)
 
 
+def test_a_mismatch_of_exactly_0_and_an_unreadable_evaluation_are_no_error(made: Made) -> None:
+    split = "mismatch__advantage_negative_truncated__"
+    for _ in range(5):
+        made.step(
+            **{f"{split}abs_mean": 0.0, f"{split}token_share": 0.2},
+            mismatch__abs_mean=0.0,
+            mismatch__zero_share=1.0,
+        )
+    made.history.evals = {0: {"held-1": [1.0]}, 10: {}}
+    assert set(made.found()) == {Sign.silent}
+
+
 def test_held_out_churn_is_told_while_the_mismatch_is_calm(made: Made) -> None:
     tasks = [f"held-{number}" for number in range(20)]
     before = {task: [1.0, 1.0] for task in tasks[:12]} | {task: [0.0, 0.0] for task in tasks[12:]}

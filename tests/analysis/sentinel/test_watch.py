@@ -1,5 +1,6 @@
 """The sentinel over a run's files: the same alarms live, after a resume, and afterwards."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from glm52_tbench2.analysis.run_files import RunFiles
+from glm52_tbench2.analysis.sentinel.detectors import DETECTORS
 from glm52_tbench2.analysis.sentinel.facts import StepFacts, path
 from glm52_tbench2.analysis.sentinel.files import ALARMS_FILE, Alarm, alarms, facts_at
 from glm52_tbench2.analysis.sentinel.watch import QUIET, Judge, Sentinel, judge
@@ -194,12 +196,33 @@ def test_metrics_tell_of_each_task(tmp_path) -> None:
     assert told["sentinel/alarm/repetition"] == 1
 
 
-def test_a_long_wait_is_told_once_a_step(tmp_path) -> None:
-    run = config()
+def test_a_wait_in_which_no_episode_ends_is_told_once_a_step(tmp_path, monkeypatch) -> None:
+    run, clock = config(), [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
     sentinel = Sentinel(tmp_path, run, 0)
     most = 2 * (run.rollout.episode_timeout_s + run.sandbox.start_timeout_s)
-    assert sentinel.waiting(4, most - 1) is None
-    alarm = sentinel.waiting(4, most + 1)
+
+    def wait(step: int, seconds: float, ended: int) -> Alarm | None:
+        told = {"phase": "generate", "step": step, "samples_done": ended, "time": clock[0]}
+        (tmp_path / "progress.json").write_text(json.dumps(told))
+        clock[0] += seconds
+        return sentinel.waiting(step, clock[0])
+
+    assert wait(4, 10, ended=1) is None
+    assert wait(4, most - 1, ended=2) is None
+    assert wait(4, most - 1, ended=2) is None
+    alarm = wait(4, 2, ended=2)
     assert alarm is not None and "after step 4" in alarm.sentence
-    assert sentinel.waiting(4, most + 2) is None
-    assert sentinel.waiting(5, most + 2) is not None
+    assert wait(4, 2, ended=2) is None
+    assert wait(5, most + 1, ended=0) is None  # it has just said something new
+    assert wait(5, most + 1, ended=0) is not None
+
+
+def test_a_sign_that_cannot_be_judged_costs_no_other(monkeypatch) -> None:
+    def fails(history: object, config: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setitem(DETECTORS, Sign.mismatch_growth, fails)
+    found = Judge(config())
+    steps = [StepFacts(step, {"trainer/grad_norm": 0.0}, {}) for step in (1, 2, 3)]
+    assert [alarm.sign for one in steps for alarm in found.add(one)] == ["silent"]
