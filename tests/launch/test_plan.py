@@ -155,7 +155,7 @@ def test_the_reference_fits():
         ),
         (
             ["experiment=smoke", "cluster.hardware.host_memory_gb=0.1"],
-            "of memory on one node, which has 0.1 GB",
+            "of a node's own memory, a checkpoint's copy included, and it has 0.1 GB",
         ),
         (
             ["experiment=smoke", "engine.server_args.max-total-tokens=512"],
@@ -176,8 +176,13 @@ def test_what_the_plan_refuses_is_not_queued(monkeypatch):
     config = compose(["optim.state_on_disk=false"])
     monkeypatch.setattr(preflight, "cluster_problems", lambda config: [])
     monkeypatch.setattr(preflight.shutil, "which", lambda name, *a, **k: f"/usr/bin/{name}")
-    (refused,) = memory_problems(config)
-    assert refused in preflight.problems(config)
+    refused = memory_problems(config)
+    # On the GPU, and where a checkpoint copies it.
+    assert [sentence.split(" needs ")[0].split(" take ")[0] for sentence in refused] == [
+        "A rank of pipeline stage 4",
+        "The trainer's ranks",
+    ]
+    assert set(refused) <= set(preflight.problems(config))
 
 
 def test_a_bfloat16_step_computes_what_its_parameters_take():

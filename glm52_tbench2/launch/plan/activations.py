@@ -54,11 +54,15 @@ def activations(config: RunConfig, stage: int) -> Activations:
     mixtures = [layer >= config.model.num_dense_layers for layer in layers]
     last = stage == len(sizes) - 1
     logits = shape.logits() if last else 0
+    choosing = [layer for layer in layers if layer + 1 in config.model.index_layers]
+    choices = under_way * len(choosing) * shape.choice()
     if config.parallel.recompute is Recompute.full:
-        saved = under_way * len(layers) * shape.layer_input()
+        saved = under_way * len(layers) * shape.layer_input() + choices
         return Activations(saved, max(shape.backward(one) for one in set(mixtures)), logits)
     kept = [shape.attention() + shape.mlp(mixture) for mixture in mixtures]
-    return Activations(under_way * sum(kept), shape.backward(mixtures[-1]) - kept[-1], logits)
+    return Activations(
+        under_way * sum(kept) + choices, shape.backward(mixtures[-1]) - kept[-1], logits
+    )
 
 
 def _samples(config: RunConfig) -> int:
@@ -86,6 +90,10 @@ class _Shape:
 
     def layer_input(self) -> int:
         return self.share * self.model.hidden_size * self.bytes
+
+    def choice(self) -> int:
+        """The keys that an indexer chose, int32."""
+        return self.tokens * self.model.index_topk * 4
 
     def _norm(self, width: int) -> int:
         """A norm's input in float32, what it normalised, and its output."""

@@ -101,10 +101,17 @@ def _node(config: RunConfig, ranks: list[RankMemory]) -> list[str]:
         )
     memory, needed = host_memory(config), host_of_node(config, ranks)
     if memory is not None and needed > memory:
+        mend = (
+            "lower parallel.max_tokens_per_rank, write parallel.recompute=full, or choose a "
+            "smaller model"
+            if config.parallel.device is Device.cpu
+            else "lower optim.state_bucket_bytes"
+            if config.optim.state_on_disk
+            else "write optim.state_on_disk=true"
+        )
         found.append(
-            f"The trainer's ranks take {needed / GB:,.1f} GB of memory on one node, which has "
-            f"{memory / GB:,.1f} GB; lower parallel.max_tokens_per_rank, write "
-            "parallel.recompute=full, or choose a smaller model."
+            f"The trainer's ranks take {needed / GB:,.1f} GB of a node's own memory, a "
+            f"checkpoint's copy included, and it has {memory / GB:,.1f} GB; {mend}."
         )
     return found
 

@@ -55,9 +55,9 @@ def state_words(config: RunConfig) -> str:
     return "8 bytes: two float32 moments"
 
 
-def bucket_bytes(config: RunConfig) -> int:
+def bucket_bytes(config: RunConfig, state: float) -> float:
     """Bytes of a state on disk that are updated at one time."""
-    return config.optim.state_bucket_bytes
+    return min(config.optim.state_bucket_bytes, state)
 
 
 def rank_memory(
@@ -70,13 +70,13 @@ def rank_memory(
         state_bytes(config, trained),
         f"{number(trained)} x {state_words(config)}",
     )
-    on_gpu = config.parallel.device is Device.cuda
+    on_gpu, bucket = config.parallel.device is Device.cuda, bucket_bytes(config, state.bytes)
     if not config.optim.state_on_disk:
         held = state
     elif on_gpu:
-        held = Part("optimizer state", bucket_bytes(config), "on disk; one bucket at a time")
+        held = Part("optimizer state", bucket, "on disk; one bucket at a time")
     else:
-        held = Part("optimizer state", _BUCKETS * bucket_bytes(config), "on disk; three buckets")
+        held = Part("optimizer state", _BUCKETS * bucket, "on disk; three buckets")
     found = activations(config, stage)
     # Adam over many tensors at once makes a root of every second moment; on a CPU it takes turns.
     update = trained * _FLOAT32 if on_gpu and not config.optim.state_on_disk else 0
@@ -113,11 +113,17 @@ def disk_of_node(config: RunConfig, ranks: list[RankMemory]) -> float:
 
 def host_of_node(config: RunConfig, ranks: list[RankMemory]) -> float:
     """Bytes beside its GPUs' memory that ranks take of the node where they take most: all of
-    theirs on a CPU, with GPUs the buckets of a state on disk."""
+    theirs on a CPU, with GPUs the buckets of a state on disk; and the copy that a checkpoint is
+    written from, of the weights and of a state that is not on disk."""
+    return _most_of_a_node(config, [_on_host(config, rank) for rank in ranks])
+
+
+def _on_host(config: RunConfig, rank: RankMemory) -> float:
+    state, on_disk = rank.state.bytes, config.optim.state_on_disk
+    copy = rank.parameters.held * element_bytes(config) + (0 if on_disk else state)
     if config.parallel.device is Device.cpu:
-        return _most_of_a_node(config, [rank.bytes for rank in ranks])
-    on_disk = config.optim.state_on_disk
-    return _BUCKETS * bucket_bytes(config) * config.parallel.gpus_per_node if on_disk else 0
+        return rank.bytes + copy
+    return copy + (_BUCKETS * bucket_bytes(config, state) if on_disk else 0)
 
 
 def _most_of_a_node(config: RunConfig, a_stage: list[float]) -> float:

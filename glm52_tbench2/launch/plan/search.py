@@ -96,17 +96,19 @@ def _layouts(config: RunConfig) -> Iterator[ParallelConfig]:
         for tensor in _divisors(in_stage):
             for context in _divisors(in_stage // tensor):
                 for expert in _divisors(in_stage):
-                    yield replace(
-                        parallel,
-                        tensor=tensor,
-                        context=context,
-                        pipeline=pipeline,
-                        pipeline_layers=cut,
-                        expert=expert,
-                        # What a single expert-parallel rank must have.
-                        expert_tensor=tensor if expert == 1 else 1,
-                        sequence_parallel=tensor > 1 or parallel.sequence_parallel,
-                    )
+                    for expert_tensor in sorted({1, tensor}):
+                        if in_stage % (expert * expert_tensor):
+                            continue
+                        yield replace(
+                            parallel,
+                            tensor=tensor,
+                            context=context,
+                            pipeline=pipeline,
+                            pipeline_layers=cut,
+                            expert=expert,
+                            expert_tensor=expert_tensor,
+                            sequence_parallel=tensor > 1 or parallel.sequence_parallel,
+                        )
 
 
 def _divisors(number: int) -> list[int]:

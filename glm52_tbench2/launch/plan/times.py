@@ -123,19 +123,28 @@ def _received(config: RunConfig, tokens: int) -> tuple[float, float]:
     others = (parallel.expert - 1) / parallel.expert + parallel.expert_tensor - 1
     experts = passes * mixtures * 2 * sent * others
     stages = 2 * mine / parallel.tensor * row * (parallel.pipeline > 1)
-    inside = outside = 0.0
     # Ranks of a tensor group are neighbours, those of a context group next, then of a stage.
-    for size, received in (
-        (parallel.tensor, tensor),
-        (parallel.tensor * parallel.context, context),
-        (parallel.expert * parallel.expert_tensor, experts),
-        (parallel.nodes * parallel.gpus_per_node, stages),
-    ):
-        if size <= parallel.gpus_per_node:
-            inside += received
-        else:
-            outside += received
-    return inside, outside
+    a_node, exchange = parallel.gpus_per_node, parallel.expert * parallel.expert_tensor
+    beside = max(1, a_node // parallel.tensor)
+    in_stage = parallel.nodes * a_node // parallel.pipeline
+    outside = (
+        tensor * _from_others(parallel.tensor, a_node, passed_on=True)
+        + context * _from_others(parallel.context, beside, passed_on=True)
+        + experts * _from_others(exchange, a_node, passed_on=False)
+        + stages * (in_stage >= a_node)
+    )
+    return tensor + context + experts + stages - outside, outside
+
+
+def _from_others(size: int, in_node: int, *, passed_on: bool) -> float:
+    """Of what a rank of a group receives, the share that must come from other nodes.
+
+    `passed_on`: all receive the same, so a node fetches it once and its ranks pass it on.
+    """
+    near = min(size, in_node)
+    if size == near:
+        return 0.0
+    return (size - near) / (size - 1) / (near if passed_on else 1)
 
 
 def _state_s(config: RunConfig, ranks: list[RankMemory]) -> float | None:
