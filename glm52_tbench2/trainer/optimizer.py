@@ -89,7 +89,8 @@ def load_state(optimizer: ChainedOptimizer, shards: dict[int, Any], updates: int
         if isinstance(part, DiskAdam):
             part.load_state_dict({"updates": updates})
             continue
-        found = shards[number]
+        if (found := shards.get(number)) is None:
+            continue  # this rank has none of its parameters, as a stage without experts
         adam = found.get("optimizer", found)
         adam["param_groups"] = part.optimizer.state_dict()["param_groups"]
         if isinstance(part.optimizer, torch.optim.AdamW):

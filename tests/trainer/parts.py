@@ -5,7 +5,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -153,12 +153,15 @@ class Ranks:
     """
 
     def __init__(self, number: int, folder: Path) -> None:
-        self._folder, self._calls = folder, 0
+        self._number, self._folder, self._calls = number, folder, 0
+        self._start()
+
+    def _start(self) -> None:
         self._pipes: list[Connection] = []
         self._processes = []
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([f"{__package__}.serve"])
-        for rank in range(number):
+        for rank in range(self._number):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs, rank))
             process.start()
@@ -173,16 +176,26 @@ class Ranks:
         store = self._folder / f"store-{self._calls}"
         for pipe in self._pipes[:size]:
             pipe.send((run, size, str(store), job, args))
-        answers = [pipe.recv() for pipe in self._pipes[:size]]
-        for error in (text for text, _ in answers if text):
-            raise AssertionError(error)
-        return [value for _, value in answers]
+        answers: dict[Any, Any] = {}
+        while len(answers) < size:
+            for pipe in wait([one for one in self._pipes[:size] if one not in answers]):
+                error, answers[pipe] = pipe.recv()
+                if error:  # the others wait for this rank, and would for ever
+                    self._kill()
+                    self._start()
+                    raise AssertionError(error)
+        return [answers[pipe] for pipe in self._pipes[:size]]
 
     def close(self) -> None:
         for pipe, process in zip(self._pipes, self._processes, strict=True):
             pipe.send(None)
             process.join(20)
+        self._kill()
+
+    def _kill(self) -> None:
+        for process in self._processes:
             process.kill()
+            process.join()
 
 
 def _serve(pipe: Connection, rank: int) -> None:
