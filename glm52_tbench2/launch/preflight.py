@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..config import checks
 from ..config.errors import UserError
 from ..config.fabric import fabric_address
 from ..config.once import fact
@@ -56,7 +57,8 @@ def problems(config: RunConfig) -> list[str]:
     return [
         *name_problems(config),
         *(limits.problems(config) if config.trains else []),
-        *memory_problems(config),
+        # A layout that contradicts itself cannot be reckoned with.
+        *([] if checks.problems(config) else memory_problems(config)),
         *_endpoint(config),
         *(_machine(config) if here else cluster_problems(config)),
         # A job's nodes make its local sandboxes; a service can be asked from here.

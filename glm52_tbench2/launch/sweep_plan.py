@@ -99,7 +99,7 @@ def draft(
             found = str(error).splitlines()
         else:
             first = alike.setdefault(_fingerprint(config), number)
-            found = checks.problems(config) or preflight.problems(config)
+            found = checks.problems(config) + preflight.problems(config)
             if first != number:
                 found.append(_duplicate(first, names[first], varying[first] == varying[number]))
             composed[name] = config

@@ -128,6 +128,13 @@ def test_all_problems_of_all_points_are_told_before_anything_is_made(
     assert "  - data=mini8,lr=0.0001 and data=mini8,lr=0: model.path is /no/such/model" in told
 
 
+def test_a_layout_that_does_not_divide_is_one_sentence(sweep, runs_dir: Path, capsys) -> None:
+    assert sweep("", "parallel.context=1,2") == 2
+    told = capsys.readouterr().err
+    assert "1 ranks (nodes x gpus_per_node) do not divide into tensor x context" in told
+    assert not runs_dir.exists()
+
+
 def test_a_problem_that_all_points_have_is_told_once(sweep, runs_dir: Path, capsys) -> None:
     assert sweep("", "seed=1,2,3,4,5", "model.path=/no/such/model") == 2
     told = capsys.readouterr().err

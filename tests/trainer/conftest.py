@@ -1,4 +1,3 @@
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,8 +34,6 @@ def sparse(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
 
 
 @pytest.fixture(scope="session")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    """Four processes that play trainer ranks."""
-    found = Ranks(4, tmp_path_factory.mktemp("ranks"))
-    yield found
-    found.close()
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+    """Processes that play trainer ranks."""
+    return Ranks(tmp_path_factory.mktemp("ranks"))

@@ -147,74 +147,55 @@ def on_disk(run: RunConfig, folder: Path) -> RunConfig:
 
 
 class Ranks:
-    """Processes that play the ranks of a trainer, kept from test to test.
+    """Processes that play the ranks of a trainer.
 
-    Forks of one that has imported Megatron, which takes long.
+    Each call has its own, forks of one process that has imported Megatron, which takes long: what
+    an earlier call left, as threads of its process groups, would only take time from the others.
     """
 
-    def __init__(self, number: int, folder: Path) -> None:
-        self._number, self._folder, self._calls = number, folder, 0
-        self._start()
-
-    def _start(self) -> None:
-        self._pipes: list[Connection] = []
-        self._processes = []
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([f"{__package__}.serve"])
-        for rank in range(self._number):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, rank))
-            process.start()
-            theirs.close()  # so that a rank sees the end of these tests, however they end
-            self._pipes.append(ours)
-            self._processes.append(process)
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._calls = folder, 0
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([f"{__package__}.serve"])
 
     def __call__(self, run: RunConfig, job: str, *args: Any) -> list[Any]:
         """jobs.JOB(run, *args) on every rank of the run's layout; what each returned."""
         size = run.parallel.nodes * run.parallel.gpus_per_node
         self._calls += 1
         store = self._folder / f"store-{self._calls}"
-        for pipe in self._pipes[:size]:
-            pipe.send((run, size, str(store), job, args))
-        answers: dict[Any, Any] = {}
-        while len(answers) < size:
-            for pipe in wait([one for one in self._pipes[:size] if one not in answers]):
-                error, answers[pipe] = pipe.recv()
-                if error:  # the others wait for this rank, and would for ever
-                    self._kill()
-                    self._start()
-                    raise AssertionError(error)
-        return [answers[pipe] for pipe in self._pipes[:size]]
-
-    def close(self) -> None:
-        for pipe, process in zip(self._pipes, self._processes, strict=True):
-            pipe.send(None)
-            process.join(20)
-        self._kill()
-
-    def _kill(self) -> None:
-        for process in self._processes:
-            process.kill()
-            process.join()
+        pipes, processes = [], []
+        try:
+            for rank in range(size):
+                ours, theirs = self._context.Pipe()
+                process = self._context.Process(target=_serve, args=(theirs, rank))
+                process.start()
+                theirs.close()
+                pipes.append(ours)
+                processes.append(process)
+                ours.send((run, size, str(store), job, args))
+            answers: dict[Any, Any] = {}
+            while len(answers) < size:
+                for pipe in wait([one for one in pipes if one not in answers]):
+                    error, answers[pipe] = pipe.recv()
+                    if error:  # the others wait for this rank, and would for ever
+                        raise AssertionError(error)
+            return [answers[pipe] for pipe in pipes]
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
 
 
 def _serve(pipe: Connection, rank: int) -> None:
     from .serve import jobs
 
-    while call := _next_call(pipe):
-        run, size, store, job, args = call
-        try:
-            with _connected(run, rank, size, store):
-                pipe.send(("", getattr(jobs, job)(run, *args)))
-        except BaseException:
-            pipe.send((traceback.format_exc(), None))
-
-
-def _next_call(pipe: Connection) -> Any:
+    run, size, store, job, args = pipe.recv()
     try:
-        return pipe.recv()
-    except EOFError:
-        return None
+        with _connected(run, rank, size, store):
+            found = getattr(jobs, job)(run, *args)
+        pipe.send(("", found))
+    except BaseException:
+        pipe.send((traceback.format_exc(), None))
 
 
 @contextmanager

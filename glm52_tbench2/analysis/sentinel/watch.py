@@ -85,6 +85,7 @@ class Sentinel:
         """What the driver said of its progress last, and when it was new."""
         self._stalled: int | None = None
         """Step after which an alarm of a long wait was opened last."""
+        (run_dir / ALARMS_FILE).touch()
         for number in range(1, step + 1):
             self._know_evals(number)
             if (known := facts_at(self._run, number)) is not None:
