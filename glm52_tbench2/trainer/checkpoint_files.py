@@ -50,9 +50,9 @@ def describe(folder: Path, names: list[str]) -> Described:
     return found
 
 
-def mark_stable(folder: Path, step: int, files: Described) -> None:
-    """Makes the checkpoint a complete one. The weights are version `step`."""
-    stable = {"step": step, "weight_version": step, "files": files}
+def mark_stable(folder: Path, step: int, files: Described, **more: Any) -> None:
+    """Makes the checkpoint a complete one. The weights are version `step`; `more` is told too."""
+    stable = {"step": step, "weight_version": step, **more, "files": files}
     atomic_write_bytes(folder / STABLE, json.dumps(stable, indent=1).encode())
 
 
@@ -96,7 +96,7 @@ def prune(run_dir: Path, step: int, keep_last: int, keep_every: int | None) -> N
     complete = [one for one in steps_complete(run_dir) if one <= step]
     keep = complete[-keep_last:]
     if keep_every is not None:
-        keep += [step for step in complete if step % keep_every == 0]
+        keep += [one for one in complete if one % keep_every == 0]
     for one in set(steps_begun(run_dir)) - set(keep):
         folder = checkpoint_path(run_dir, one)
         # First of all no longer complete, whatever happens half-way.

@@ -171,12 +171,9 @@ class TrainingLoop:
         # Before the checkpoint: a run that goes on from there would not come back for them.
         self._log_metrics("trainer", metrics)
         alarms = self.watch.observe(step, batch, result.scores, metrics)
-        due = step % self.config.checkpoint.every == 0 or step == self.config.steps
-        if due or wants_checkpoint(alarms):
+        if step % self.config.checkpoint.every == 0 or step == self.config.steps:
             self._save()
-        if wants_checkpoint(alarms):
-            self.saver.wait()
-        act(self.run_dir, alarms)
+        self._heed(alarms)
 
     def _save(self) -> None:
         """Starts to write the checkpoint of the last step trained, unless that is begun."""
@@ -185,6 +182,13 @@ class TrainingLoop:
             self.saver.save(self.step)
             self.saved = self.step
             self._log_metrics("checkpoint", {"time/train_checkpoint": perf_counter() - saving})
+
+    def _heed(self, alarms: list[Alarm]) -> None:
+        """Does what alarms ask for. Raises UserError to stop."""
+        if wants_checkpoint(alarms):
+            self._save()
+            self.saver.wait()
+        act(self.run_dir, alarms)
 
     # --- batches -------------------------------------------------------------------------------
 
@@ -210,12 +214,12 @@ class TrainingLoop:
                 self._push()
             if now.save_failed:
                 self.saver.wait()
-            if now.checkpoint_wanted or wants_checkpoint(now.alarms):
+            if now.checkpoint_wanted:
                 self._save()
                 self.saver.wait()
-            if now.checkpoint_wanted and self.rank == 0:
-                self.signals.publish("checkpoint/saved", str(self.step))
-            act(self.run_dir, now.alarms)
+                if self.rank == 0:
+                    self.signals.publish("checkpoint/saved", str(self.step))
+            self._heed(now.alarms)
             if now.engine_without:
                 pauses = self._update_engines(self._engines_without)
                 log.warning("version %d once more for an engine: paused %s s", self.step, pauses)

@@ -3,6 +3,7 @@
 import os
 from datetime import timedelta
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,7 +12,7 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from glm52_tbench2.config.errors import UserError
 from glm52_tbench2.config.fabric import fabric_address
-from glm52_tbench2.config.schema import Device, RunConfig
+from glm52_tbench2.config.schema import Device, ParallelConfig, RunConfig
 
 # Ranks wait for each other only inside a step, but a step at full size may recompute for long.
 _TIMEOUT = timedelta(hours=2)
@@ -51,6 +52,12 @@ def connect(run: RunConfig, store: dist.Store, rank: int, world_size: int) -> No
         world_size=world_size,
         timeout=_TIMEOUT,
     )
+    make_groups(parallel)
+    seed(run.seed, 0)
+
+
+def make_groups(parallel: ParallelConfig, **options: Any) -> None:
+    """Makes Megatron's groups of a layout; `options` are Megatron's own."""
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=parallel.tensor,
         pipeline_model_parallel_size=parallel.pipeline,
@@ -58,8 +65,8 @@ def connect(run: RunConfig, store: dist.Store, rank: int, world_size: int) -> No
         expert_model_parallel_size=parallel.expert,
         expert_tensor_parallel_size=parallel.expert_tensor,
         distributed_timeout_minutes=int(_TIMEOUT.total_seconds()) // 60,
+        **options,
     )
-    seed(run.seed, 0)
 
 
 def seed(run_seed: int, step: int) -> None:

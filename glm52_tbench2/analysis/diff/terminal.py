@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Console
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from ...config.classes import Effect
+from ..terminal import print_line, print_table, suited
 from .causes import ABSENT, Conclusion, Verdict, show_value
 from .compare import Difference, Group, listed
 from .comparison import Comparison
@@ -26,17 +26,11 @@ _SIDE_BY_SIDE = 26
 """Values up to this long stand in columns; longer ones below each other."""
 _NAMED = 12
 """Tasks named on a terminal; --json and --html name all."""
-_PIPED_WIDTH = 500
-"""Lines in a pipe are never wrapped."""
 
 
 def show(found: Comparison, console: Console | None = None) -> None:
     """Prints the comparison."""
-    console = console or Console()
-    if not console.is_terminal:
-        console = Console(
-            file=console.file, width=_PIPED_WIDTH, no_color=True, highlight=False, emoji=False
-        )
+    console = suited(console)
     _sides(found, console)
     if found.equal:
         console.print(Text("\nNothing differs in what was run.", style="green"))
@@ -63,7 +57,7 @@ def _sides(found: Comparison, console: Console) -> None:
     grid.add_column(style="bright_black", overflow="fold")
     for side in found.sides:
         grid.add_row(side.label, Text(side.name), side.kind.value, Text(side.about))
-    _print_table(console, grid, 0)
+    print_table(console, grid, 0)
 
 
 def _heading(console: Console, title: str, detail: str = "") -> None:
@@ -94,27 +88,19 @@ def _differences(
                 title.append(f"   {label} ", style="not bold bright_black")
                 title.append(text.ljust(columns[label]), style="not bold")
         title.rstrip()
-        _line(console, title, 4)
+        print_line(console, title, 4)
         if not (inline and _short(values)):
             for label, text in values.items():
-                _line(console, Text.assemble((f"{label} ", "bright_black"), text), 6)
+                print_line(console, Text.assemble((f"{label} ", "bright_black"), text), 6)
         for line in (one.doc, one.detail):
             if line:
-                _line(console, Text(line, style="bright_black"), 6)
+                print_line(console, Text(line, style="bright_black"), 6)
         for line in _task_lines(one):
-            _line(console, Text(line), 6)
+            print_line(console, Text(line), 6)
 
 
 def _short(values: Mapping[str, str]) -> bool:
     return all(len(text) <= _SIDE_BY_SIDE for text in values.values())
-
-
-def _line(console: Console, text: Text, indent: int) -> None:
-    if console.is_terminal:
-        text.overflow = "fold"
-        console.print(Padding(text, (0, 0, 0, indent), expand=False))
-    else:
-        console.print(Text(" " * indent) + text, soft_wrap=True)
 
 
 def _value(difference: Difference, label: str) -> str:
@@ -180,7 +166,7 @@ def _outcomes(console: Console, found: Comparison) -> None:
             title,
             *(Text("–") if one is None else Text(one.text, style=TONES[one.tone]) for one in cells),
         )
-    _print_table(console, table, 2)
+    print_table(console, table, 2)
     if marked:
         _say(console, "≠ measured differently on the sides: not comparable", "bright_black")
 
@@ -198,23 +184,11 @@ def _conclusion(console: Console, one: Conclusion, plan: Plan, several: bool) ->
         _say(console, f"To separate them: {asked_for(plan)}:", "")
         for run in plan.experiments:
             why = f"changes {listed(run.changes)}" if run.changes else "the base"
-            _line(console, Text(f"# {why}", style="bright_black"), 4)
+            print_line(console, Text(f"# {why}", style="bright_black"), 4)
             # Whole on its line, however long, so that it can be copied.
             console.print(Text(f"    {run.command}", style="bold"), soft_wrap=True)
     for lost in plan.inseparable:
         _say(console, f"Not by a command: {lost.cause}: {lost.reason}.", "yellow")
-
-
-def _print_table(console: Console, table: Table, indent: int) -> None:
-    """Without the blanks that pad a table's lines, which a pipe would carry."""
-    padded = Padding(table, (0, 0, 0, indent), expand=False)
-    if console.is_terminal:
-        console.print(padded)
-        return
-    with console.capture() as capture:
-        console.print(padded)
-    for line in capture.get().splitlines():
-        console.print(Text(line.rstrip()), soft_wrap=True)
 
 
 def asked_for(plan: Plan) -> str:
@@ -229,7 +203,7 @@ def asked_for(plan: Plan) -> str:
 
 
 def _say(console: Console, text: str, style: str) -> None:
-    _line(console, Text(text, style=style), 2)
+    print_line(console, Text(text, style=style), 2)
 
 
 def _counted(number: int, what: str) -> str:

@@ -62,6 +62,19 @@ class Judge:
                 del self._found[sign]
         return opened
 
+    def take_up(self, run: RunFiles, step: int) -> list[Alarm]:
+        """A step that is trained, by the run's files; the alarms that open with it."""
+        self.know_evals(run, step)
+        known = facts_at(run, step)
+        return [] if known is None else self.add(known)
+
+    def know_evals(self, run: RunFiles, step: int) -> None:
+        """Those before `step`: while the batch of a step is made, no evaluation is under way."""
+        known = self.history.evals
+        for number in run.steps("eval"):
+            if number < step and number not in known:
+                known[number] = rewards_at(run, number)
+
     @property
     def open(self) -> list[Sign]:
         """Signs whose alarm is open."""
@@ -87,9 +100,7 @@ class Sentinel:
         """Step after which an alarm of a long wait was opened last."""
         (run_dir / ALARMS_FILE).touch()
         for number in range(1, step + 1):
-            self._know_evals(number)
-            if (known := facts_at(self._run, number)) is not None:
-                self._judge.add(known)
+            self._judge.take_up(self._run, number)
 
     def observe(
         self,
@@ -103,7 +114,7 @@ class Sentinel:
         Returns the alarms that open, also written to RUN/alarms.jsonl, and metrics of the
         sentinel: for each task of the step, and one for each alarm that is open.
         """
-        self._know_evals(step)
+        self._judge.know_evals(self._run, step)
         cap = self._config.rollout.max_turn_tokens
         found = facts_of.observe(step, samples, trainer_logprobs, metrics, cap)
         facts_of.write(self._run.path, found)
@@ -165,27 +176,12 @@ class Sentinel:
         said = np.asarray(sample.tokens)[turn.start : turn.end]
         return self._judge.history.family(sketch(said)) is not None
 
-    def _know_evals(self, step: int) -> None:
-        """Those before `step`: while the batch of a step is made, no evaluation is under way."""
-        known = self._judge.history.evals
-        for number in self._run.steps("eval"):
-            if number < step and number not in known:
-                known[number] = rewards_at(self._run, number)
-
 
 def judge(run: RunFiles) -> tuple[list[Alarm], History]:
-    """The alarms of a run by its files alone, whether or not a sentinel watched it, and what it
-    is they were found in."""
+    """The alarms of a run by its files alone, whether or not a sentinel watched it, and the
+    history they were found in."""
     found = Judge(run.config)
-    alarms: list[Alarm] = []
-    for step in run.steps("rollouts"):
-        found.history.evals |= {
-            number: rewards_at(run, number)
-            for number in run.steps("eval")
-            if number < step and number not in found.history.evals
-        }
-        if (known := facts_at(run, step)) is not None:
-            alarms += found.add(known)
+    alarms = [alarm for step in run.steps("rollouts") for alarm in found.take_up(run, step)]
     return alarms, found.history
 
 

@@ -61,31 +61,22 @@ def _here(config: RunConfig) -> RunConfig:
 
 def _stage(config: RunConfig, stage: int) -> StageParameters:
     import torch.distributed as dist
-    from megatron.core import parallel_state
-    from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    from ...trainer import ranks
     from ...trainer.model import build_model
 
     parallel = config.parallel
-    ranks = parallel.nodes * parallel.gpus_per_node
+    size = parallel.nodes * parallel.gpus_per_node
     # A stage's ranks are neighbours, and all of them hold as much.
-    rank = stage * (ranks // parallel.pipeline)
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
-    parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=parallel.tensor,
-        pipeline_model_parallel_size=parallel.pipeline,
-        context_parallel_size=parallel.context,
-        expert_model_parallel_size=parallel.expert,
-        expert_tensor_parallel_size=parallel.expert_tensor,
-        create_gloo_process_groups=False,
-    )
+    rank = stage * (size // parallel.pipeline)
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+    ranks.make_groups(parallel, create_gloo_process_groups=False)
     try:
-        model_parallel_cuda_manual_seed(config.seed)
+        ranks.seed(config.seed, 0)
         return _counted(build_model(config))
     finally:
-        parallel_state.destroy_model_parallel()
-        dist.destroy_process_group()
+        ranks.disconnect()
 
 
 def _counted(model: Any) -> StageParameters:

@@ -3,27 +3,25 @@
 from collections.abc import Iterable
 
 from rich.console import Console
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from ...analysis.terminal import print_line, print_table, suited
 from ...config.schema import Device, Recompute
 from .memory import GB, host_memory, state_words
 from .planned import Plan, assumptions, layout
 from .search import Candidate
 from .units import at_least, number, seconds, size
 
-_PIPED_WIDTH = 500
-"""Lines in a pipe are never wrapped."""
 _FAINT = "bright_black"
 
 
 def show(found: Plan, console: Console | None = None) -> None:
     """Prints a plan."""
-    console = _suited(console)
+    console = suited(console)
     config = found.config
     ranks = config.parallel.nodes * config.parallel.gpus_per_node
-    _line(
+    print_line(
         console,
         Text.assemble(
             (config.model.name, "bold"),
@@ -31,7 +29,7 @@ def show(found: Plan, console: Console | None = None) -> None:
             (layout(config), "bold"),
         ),
     )
-    _line(
+    print_line(
         console,
         Text(
             f"{number(found.total)} parameters, {number(found.active)} of them met by a token, "
@@ -80,14 +78,16 @@ def show(found: Plan, console: Console | None = None) -> None:
     )
     _heading(console, "Assumed")
     for sentence in assumptions(config):
-        _line(console, Text(sentence, style=_FAINT), 2)
+        print_line(console, Text(sentence, style=_FAINT), 2)
     console.print()
     if found.problems:
-        _line(console, Text(f"It cannot run as it is: {len(found.problems)} found.", "bold red"))
+        print_line(
+            console, Text(f"It cannot run as it is: {len(found.problems)} found.", "bold red")
+        )
         for problem in found.problems:
-            _line(console, Text(f"- {problem}"), 2)
+            print_line(console, Text(f"- {problem}"), 2)
     else:
-        _line(console, Text("It fits.", style="bold green"))
+        print_line(console, Text("It fits.", style="bold green"))
 
 
 def show_search(
@@ -95,11 +95,13 @@ def show_search(
 ) -> None:
     """Prints the layouts that fit, best first, then why each other does not. `always`: what stands
     against all of them."""
-    console = _suited(console)
+    console = suited(console)
     for problem in always:
-        _line(console, Text.assemble(("Any layout: ", "bold red"), problem))
+        print_line(console, Text.assemble(("Any layout: ", "bold red"), problem))
     fitting = [one for one in found if one.problem is None]
-    _line(console, Text(f"{len(fitting)} of {len(found)} layouts of {ranks} fit", style="bold"))
+    print_line(
+        console, Text(f"{len(fitting)} of {len(found)} layouts of {ranks} fit", style="bold")
+    )
     if fitting:
         table = _table()
         table.add_column("layout", style="bold", no_wrap=True)
@@ -113,9 +115,9 @@ def show_search(
                 "unknown" if one.room is None else f"{one.room:.0%}",
                 size(one.state_bytes) + (" disk" if one.on_disk else ""),
             )
-        _print_table(console, table, 2)
+        print_table(console, table, 2)
         if any(one.current for one in fitting):
-            _line(console, Text("* as configured", style=_FAINT), 2)
+            print_line(console, Text("* as configured", style=_FAINT), 2)
     others = [one for one in found if one.problem is not None]
     if others:
         _heading(console, f"{len(others)} do not fit")
@@ -123,7 +125,7 @@ def show_search(
             text = Text.assemble((one.name, "bold"), f"  {one.problem}")
             text.overflow = "ellipsis"
             text.no_wrap = True
-            _line(console, text, 2)
+            print_line(console, text, 2)
 
 
 def _memory(console: Console, found: Plan) -> None:
@@ -145,7 +147,7 @@ def _memory(console: Console, found: Plan) -> None:
         free = (known or 0) * GB - rank.bytes
         style = "green" if free >= 0 else "bold red"
         table.add_row(*cells, *([Text(f"{free / each:,.1f}", style=style)] if on_gpu else ()))
-    _print_table(console, table, 2)
+    print_table(console, table, 2)
 
 
 def _node(found: Plan) -> Iterable[tuple[str, str, str]]:
@@ -200,15 +202,6 @@ def _step(found: Plan) -> Iterable[tuple[str, str, str]]:
     yield "together", at_least(step.floor_s), "the longer of the first two, and this"
 
 
-def _suited(console: Console | None) -> Console:
-    console = console or Console()
-    if console.is_terminal:
-        return console
-    return Console(
-        file=console.file, width=_PIPED_WIDTH, no_color=True, highlight=False, emoji=False
-    )
-
-
 def _table() -> Table:
     return Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style=_FAINT)
 
@@ -227,23 +220,4 @@ def _rows(console: Console, rows: Iterable[tuple[str, str, str]]) -> None:
     grid.add_column(style=_FAINT)
     for name, value, what in rows:
         grid.add_row(Text(name), Text(value), Text(what))
-    _print_table(console, grid, 2)
-
-
-def _line(console: Console, text: Text, indent: int = 0) -> None:
-    if console.is_terminal:
-        console.print(Padding(text, (0, 0, 0, indent), expand=False))
-    else:
-        console.print(Text(" " * indent) + text, soft_wrap=True)
-
-
-def _print_table(console: Console, table: Table, indent: int) -> None:
-    """Without the blanks that pad a table's lines, which a pipe would carry."""
-    padded = Padding(table, (0, 0, 0, indent), expand=False)
-    if console.is_terminal:
-        console.print(padded)
-        return
-    with console.capture() as capture:
-        console.print(padded)
-    for line in capture.get().splitlines():
-        console.print(Text(line.rstrip()), soft_wrap=True)
+    print_table(console, grid, 2)

@@ -4,7 +4,6 @@ It is one in Megatron's distributed format, with STABLE, as the trainer itself w
 of ranks loads it.
 """
 
-import hashlib
 import json
 import pickle
 from collections.abc import Iterator
@@ -29,7 +28,8 @@ from glm52_tbench2.config.errors import UserError
 from glm52_tbench2.config.files import atomic_write_bytes
 from glm52_tbench2.config.schema import RunConfig
 
-from ..checkpoint_files import STABLE
+from ..checkpoint_files import describe as describe_files
+from ..checkpoint_files import mark_stable
 from ..convert import FLOATS
 from ..hf import check_hf_config
 from .layout import Layout, Part, describe
@@ -176,10 +176,6 @@ def _write_metadata(
     atomic_write_bytes(work.folder / ".metadata", pickle.dumps(metadata))
     torch.save({"step": 0}, work.folder / "common.pt")
     save_config(CheckpointingConfig("torch_dist"), str(work.folder))
-    files = work.hashes()
-    for name in (".metadata", "common.pt", "metadata.json"):
-        data = (work.folder / name).read_bytes()
-        files[name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    files = work.hashes() | describe_files(work.folder, [".metadata", "common.pt", "metadata.json"])
     source = json.loads((work.folder / "plan.json").read_bytes())["source"]
-    stable = {"step": 0, "weight_version": 0, "source": source, "files": files}
-    atomic_write_bytes(work.folder / STABLE, json.dumps(stable, indent=1).encode())
+    mark_stable(work.folder, 0, files, source=source)
