@@ -1,5 +1,7 @@
 """The policy: Megatron's GPTModel in the shape of GLM's multi-latent attention and mixture."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -173,6 +175,17 @@ def build_model(run: RunConfig) -> PolicyModel:
             # every data-parallel rank: without expert parallelism Megatron takes it to be.
             weight.allreduce = False
     return model.to(torch.cuda.current_device())
+
+
+@contextmanager
+def shapes_only() -> Iterator[None]:
+    """Megatron, which asks for the current device, makes tensors without memory."""
+    device = torch.cuda.current_device
+    torch.cuda.current_device = lambda: torch.device("meta")  # type: ignore[assignment,return-value]
+    try:
+        yield
+    finally:
+        torch.cuda.current_device = device
 
 
 def wrap(model: PolicyModel) -> DistributedDataParallel:

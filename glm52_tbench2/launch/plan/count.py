@@ -47,9 +47,9 @@ def main() -> None:
     install()
     import torch
 
-    meta = torch.device("meta")
-    torch.cuda.current_device = lambda: meta  # type: ignore[assignment, return-value]
-    with meta:
+    from ...trainer.model import shapes_only
+
+    with shapes_only(), torch.device("meta"):
         found = [[_stage(_here(one), n) for n in range(one.parallel.pipeline)] for one in configs]
     out.write(pickle.dumps(found))
 

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.mapping import (
@@ -20,7 +19,7 @@ from glm52_tbench2.config.schema import Device, RunConfig
 
 from .. import limits, ranks
 from ..convert import hf_names
-from ..model import build_model
+from ..model import build_model, shapes_only
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ def describe(run: RunConfig) -> Layout:
     run_alone = replace(run, parallel=alone, optim=replace(run.optim, state_on_disk=False))
     if problems := limits.problems(run_alone):
         raise UserError(problems[0])
-    with _one_rank(), _shapes_only():
+    with _one_rank(), shapes_only():
         model = build_model(run_alone)
         parameters = dict(model.named_parameters())
         parts, objects = [], {}
@@ -125,14 +124,3 @@ def _one_rank() -> Iterator[None]:
         yield
     finally:
         ranks.disconnect()
-
-
-@contextmanager
-def _shapes_only() -> Iterator[None]:
-    """Megatron, which asks for the current device, makes tensors without memory."""
-    device = torch.cuda.current_device
-    torch.cuda.current_device = lambda: torch.device("meta")  # type: ignore[assignment,return-value]
-    try:
-        yield
-    finally:
-        torch.cuda.current_device = device

@@ -16,7 +16,9 @@ from glm52_tbench2.analysis.sentinel.files import ALARMS_FILE, Alarm, alarms, fa
 from glm52_tbench2.analysis.sentinel.watch import QUIET, Judge, Sentinel, judge
 from glm52_tbench2.config.compose import compose, save_run_config
 from glm52_tbench2.config.schema import RunConfig, SentinelAction, Sign
-from glm52_tbench2.rollout.batch import Sample, Turn, batch_path, write_batch
+from glm52_tbench2.rollout.batch import Sample, batch_path, write_batch
+
+from ...rollout.make import make_sample
 
 CAP, STEPS = 200, 8
 LOOP = np.tile(np.arange(5, 25, dtype=np.int32), CAP // 20)
@@ -28,25 +30,18 @@ def config(**sentinel: object) -> RunConfig:
 
 
 def sample(step: int, group: int, said: np.ndarray, advantage: float) -> Sample:
-    tokens = np.concatenate([np.arange(4, dtype=np.int32), said])
-    mask = np.arange(len(tokens)) >= 4
-    return Sample(
-        sample_id=f"{step:06d}-{group}-0",
+    made = make_sample(
+        group,
         step=step,
-        group=group,
-        index=0,
-        task_id=f"task-{group}",
-        end_reason="length" if len(said) == CAP else "task_complete",
+        turns=1,
+        turn_tokens=len(said),
+        version=step - 1,
         reward=float(advantage > 0),
-        truncated=len(said) == CAP,
-        tokens=tokens,
-        loss_mask=mask,
-        rollout_logprobs=np.where(mask, -1.0, 0.0).astype(np.float32),
-        weight_versions=np.where(mask, step - 1, -1).astype(np.int32),
-        turns=[Turn(4, len(tokens), "stop", 0.1)],
-        prompt_tokens=4,
-        advantage=advantage,
+        end_reason="length" if len(said) == CAP else "task_complete",
     )
+    made.tokens[made.loss_mask] = said
+    made.advantage = advantage
+    return made
 
 
 def batch(step: int) -> list[Sample]:
