@@ -3,7 +3,8 @@
 set -uo pipefail
 waiting=(tests/launch tests/envs tests/integration/test_chaos.py)
 log=$(mktemp)
-"$1/pytest" "${waiting[@]}" >"$log" 2>&1 &
+# A shell has its background jobs ignore an interrupt, which tests send to what they start.
+env --default-signal=INT "$1/pytest" "${waiting[@]}" >"$log" 2>&1 &
 beside=$!
 trap 'kill "$beside" 2>/dev/null; rm -f "$log"' EXIT
 "$1/pytest" "${waiting[@]/#/--ignore=}"
