@@ -214,8 +214,14 @@ def test_neither_holds_more_than_two_of_the_largest_tensor(ranks, run, folder, t
     assert sha256(tmp_path / "back/model.safetensors") == sha256(folder / "model.safetensors")
 
 
-def test_a_checkpoint_of_other_weights_is_not_loaded(ranks, run, imported, folder):
-    edited(folder, **{"model.layers.3.eh_proj.weight": torch.zeros(4, 6)})
+@pytest.mark.parametrize("change", ["another tensor", "a fine-tune"])
+def test_a_checkpoint_of_other_weights_is_not_loaded(ranks, run, imported, folder, change):
+    if change == "another tensor":
+        changes = {"model.layers.3.eh_proj.weight": torch.zeros(4, 6)}
+    else:
+        tensors = load_file(folder / "model.safetensors")
+        changes = {name: tensor * 1.01 for name, tensor in tensors.items()}
+    edited(folder, **changes)
     other = replace(run, model=replace(run.model, path=str(folder)))
     with pytest.raises(AssertionError, match=r"UserError: model\.checkpoint .* was not made of"):
         ranks(other, "load_weights", imported)
