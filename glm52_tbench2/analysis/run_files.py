@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..config import load_run_config, metrics_log
+from ..config import metrics_log, recorded_config
 from ..config.schema import RunConfig
 
 IDENTITY_FILE = "identity.json"
@@ -36,8 +36,10 @@ class RunFiles:
 
     @classmethod
     def open(cls, run_dir: str | Path) -> "RunFiles":
-        """Raises UserError when `run_dir` is not a run folder."""
-        return cls(Path(run_dir).resolve(), load_run_config(run_dir))
+        """A run of this code or of older code. Raises UserError when `run_dir` is no run folder."""
+        config, note = recorded_config(run_dir)
+        warnings = [f"It was made by other code: {note}."] if note else []
+        return cls(Path(run_dir).resolve(), config, warnings)
 
     @property
     def name(self) -> str:

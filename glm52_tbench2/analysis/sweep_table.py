@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..config.classes import Effect, judge
-from ..config.compose import leaves, load_run_config
+from ..config.compose import leaves, recorded_config
 from ..config.files import atomic_write_bytes
 from ..config.schema import RunConfig
 from .charts import Points
@@ -159,7 +159,7 @@ class Reader:
 
     def _open(self, point: SweepPoint) -> RunFiles:
         if point.name not in self._configs:
-            self._configs[point.name] = load_run_config(point.path)
+            self._configs[point.name] = recorded_config(point.path)[0]
         return RunFiles(point.path, self._configs[point.name])
 
 

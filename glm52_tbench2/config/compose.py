@@ -93,6 +93,41 @@ def save_run_config(config: RunConfig, run_dir: Path) -> None:
 
 def load_run_config(run_dir: str | Path) -> RunConfig:
     """Reads RUN/config.yaml. Raises UserError if it is not there or is not a run's config."""
+    return typed(_recorded(run_dir))
+
+
+def recorded_config(run_dir: str | Path) -> tuple[RunConfig, str]:
+    """The same for who only reads a run, which another version of the code may have made.
+
+    A knob that it does not record has the bare composition's value, one that is unknown now is left
+    out; the second result names both, and is "" where there are none.
+    """
+    recorded = _recorded(run_dir)
+    try:
+        return typed(recorded), ""
+    except UserError:
+        bare = OmegaConf.structured(compose_unchecked([]))
+        lacking: list[str] = []
+        unknown: list[str] = []
+        fitted = _fitted(
+            OmegaConf.to_container(recorded),
+            OmegaConf.to_container(bare, enum_to_str=True),
+            RunConfig,
+            "",
+            (lacking, unknown),
+        )
+        told = [
+            f"{CONFIG_FILE} {verb} {', '.join(names)}{effect}"
+            for verb, names, effect in (
+                ("does not record", lacking, ", taken as the defaults of today"),
+                ("has", unknown, ", unknown today and left out"),
+            )
+            if names
+        ]
+        return typed(OmegaConf.create(fitted)), "; ".join(told)
+
+
+def _recorded(run_dir: str | Path) -> DictConfig:
     path = Path(run_dir) / CONFIG_FILE
     if not path.is_file():
         raise UserError(f"{short(path.parent)} is not a run folder: it has no {CONFIG_FILE}.")
@@ -102,7 +137,29 @@ def load_run_config(run_dir: str | Path) -> RunConfig:
         raise UserError(f"{short(path)} is not readable as YAML: {error}") from error
     if not isinstance(loaded, DictConfig):
         raise UserError(f"{short(path)} is not a run's config: it must hold keys and values.")
-    return typed(loaded)
+    return loaded
+
+
+def _fitted(
+    recorded: Any, bare: Any, cls: type, prefix: str, told: tuple[list[str], list[str]]
+) -> Any:
+    """The knobs of `cls`, from `recorded` where they are there, else from `bare`."""
+    if not isinstance(recorded, dict):
+        return recorded
+    lacking, unknown = told
+    found = {}
+    for field in fields(cls):
+        name = prefix + field.name
+        if field.name not in recorded:
+            lacking.append(name)
+            found[field.name] = bare[field.name]
+        elif isinstance(field.type, type) and is_dataclass(field.type):
+            part = recorded[field.name], bare[field.name]
+            found[field.name] = _fitted(*part, field.type, f"{name}.", told)
+        else:
+            found[field.name] = recorded[field.name]
+    unknown += [prefix + str(name) for name in recorded if name not in found]
+    return found
 
 
 def leaves(node: Any, prefix: str = "") -> dict[str, Any]:

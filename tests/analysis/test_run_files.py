@@ -3,13 +3,16 @@
 import json
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from tokenizers import Tokenizer
 
 from glm52_tbench2.analysis.run_files import RunFiles, definitions_differ
-from glm52_tbench2.config import metrics_log
+from glm52_tbench2.config import load_run_config, metrics_log
+from glm52_tbench2.config.compose import compose_unchecked
 from glm52_tbench2.config.errors import UserError
 
 from .fake_run import FakeRun
@@ -24,6 +27,31 @@ def run_dir(tokenizer: Tokenizer, tmp_path: Path) -> Path:
 def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not a run folder"):
         RunFiles.open(tmp_path)
+
+
+def test_a_run_of_other_code_is_read_and_what_it_does_not_record_is_named(run_dir: Path) -> None:
+    whole = RunFiles.open(run_dir).config
+    content = yaml.safe_load((run_dir / "config.yaml").read_text())
+    del content["sentinel"], content["rollout"]["batch_order"]
+    content["rollout"]["gone"] = {"a": 1}
+    (run_dir / "config.yaml").write_text(yaml.safe_dump(content))
+    run = RunFiles.open(run_dir)
+    bare = compose_unchecked([])
+    assert run.config.sentinel == bare.sentinel
+    assert run.config.rollout == replace(whole.rollout, batch_order=bare.rollout.batch_order)
+    assert run.config.model == whole.model
+    (warning,) = run.warnings
+    assert "does not record rollout.batch_order, sentinel" in warning
+    assert "has rollout.gone, unknown today" in warning
+    with pytest.raises(UserError):  # who would go on with it is refused
+        load_run_config(run_dir)
+
+
+@pytest.mark.parametrize("content", ["- a list", "rollout: 3", "steps: many"])
+def test_what_is_no_config_is_refused(run_dir: Path, content: str) -> None:
+    (run_dir / "config.yaml").write_text(content)
+    with pytest.raises(UserError, match=r"config\.yaml|rollout|steps"):
+        RunFiles.open(run_dir)
 
 
 def test_a_damaged_step_file_is_left_out_and_named_once(run_dir: Path) -> None:
