@@ -134,8 +134,12 @@ def figures(run: RunFiles, facts: Facts, marks: Mapping[int, str]) -> list[Figur
         ),
         curve(
             "Gradient norm",
-            "Before clipping.",
-            [Series("gradient norm", run.series("trainer/grad_norm"), 1)],
+            "Before clipping; of all samples, and of those that are pulled up or pushed down.",
+            [
+                Series("all", run.series("trainer/grad_norm"), 1),
+                Series("A > 0", run.series("trainer/grad_norm_positive"), 4),
+                Series("A < 0", run.series("trainer/grad_norm_negative"), 2),
+            ],
             limits=(0.0, None),
         ),
         curve(

@@ -51,6 +51,7 @@ MAY_BE_ZERO = {
     "optim.beta2",
     "optim.clip_grad",
     "optim.warmup_steps",
+    "optim.grad_split_every",
     "optim.weight_decay",
     "rollout.max_staleness",
 }

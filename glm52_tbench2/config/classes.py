@@ -118,6 +118,7 @@ CLASSES: dict[str, Judgement] = {
     "cluster.max_restarts": _COSMETIC,
     "cluster.hardware": _COSMETIC,
     "optim": _TRAINING,
+    "optim.grad_split_every": _SPEED,
     "optim.state_on_disk": _SPEED,
     "optim.state_dir": _COSMETIC,
     "optim.state_bucket_bytes": _SPEED,

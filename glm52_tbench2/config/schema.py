@@ -534,6 +534,8 @@ class OptimConfig:
     """Bound on the gradient norm; 0: off."""
     steps_per_batch: int = MISSING
     """Optimizer steps on one batch; 1 makes the policy ratio 1 and its clips inert."""
+    grad_split_every: int = MISSING
+    """Steps between splits of the gradient norm by the sign of A, a second pass each; 0: never."""
     state_on_disk: bool = MISSING
     """Keep the optimizer state in node-local files and stream it through memory."""
     state_dir: str = MISSING

@@ -1,8 +1,10 @@
 """Adam in Megatron's optimizer, with a learning rate that warms up and stays."""
 
+import math
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core.dist_checkpointing.mapping import ShardedStateDict
 from megatron.core.dist_checkpointing.utils import extract_sharded_tensors_and_factories
 from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
@@ -18,6 +20,7 @@ from glm52_tbench2.config.paths import resolve
 from glm52_tbench2.config.schema import DType, OptimConfig, RunConfig
 
 from .disk_adam.optimizer import DiskAdam, on_disk
+from .update_norm import counts_once, squares
 
 
 def build_optimizer(run: RunConfig, model: DistributedDataParallel) -> ChainedOptimizer:
@@ -99,6 +102,29 @@ def load_state(optimizer: ChainedOptimizer, shards: dict[int, Any], updates: int
             for group in adam["param_groups"]:
                 group["step"] = updates
         part.load_state_dict(found)
+
+
+def update_norms(optimizer: ChainedOptimizer) -> tuple[float, float]:
+    """L2 norms of the last update's change and of the weights after it. A collective.
+
+    Over the whole model's trained parameters, each counted once; of a bfloat16 model, over its
+    float32 master weights.
+    """
+    change, whole = 0.0, 0.0
+    for part in optimizer.chained_optimizers:
+        mine = torch.zeros(2, dtype=torch.float64, device=torch.cuda.current_device())
+        if isinstance(part, DiskAdam):
+            mine += part.squares
+        else:
+            for group in part.optimizer.param_groups:
+                for weight in group["params"]:
+                    state = part.optimizer.state.get(weight)
+                    if state and counts_once(weight, part):
+                        step = int(state.get("step", group.get("step")))
+                        mine += squares(weight, state, step, group)
+        dist.all_reduce(mine, group=part.get_grad_stats_parallel_group())
+        change, whole = change + float(mine[0]), whole + float(mine[1])
+    return math.sqrt(change), math.sqrt(whole)
 
 
 def learning_rate(optim: OptimConfig, updates_done: int) -> float:

@@ -23,7 +23,7 @@ from .losses import BatchTotals, rl_loss
 from .microbatch import MicroBatch, Scores, micro_batches, repack, trained_length, unpack
 from .mismatch import ScoredTokens, mismatch_metrics
 from .model import score
-from .optimizer import learning_rate, set_learning_rate
+from .optimizer import learning_rate, set_learning_rate, update_norms
 
 
 class NonFiniteGradient(RuntimeError):
@@ -118,20 +118,20 @@ class TrainStep:
     ) -> tuple[dict[int, Scores], dict[str, float]]:
         """One optimizer step on the samples `indices`; metrics are those of all ranks."""
         started = time.perf_counter()
-        micros = self._micro_batches(batch, indices)
+        micros = self._ready(batch, indices, old)
         num_micros = len(micros)
-        if old is not None:
-            micros = [micro.with_old_logp(repack(micro, old)) for micro in micros]
         totals = BatchTotals(
             num_samples=len(indices),
             num_tokens=max(1, sum(batch[i].num_generated for i in indices)),
             max_tokens=self.run.rollout.max_session_tokens,
         )
-        self.model.zero_grad_buffer()
-        self.optimizer.zero_grad()
+        every = self.run.optim.grad_split_every
+        split = self._split(batch, indices, old, totals) if every and step % every == 0 else {}
+        split_s = time.perf_counter() - started
+        self._zero_grad()
         results = self._schedule(micros, totals, scored=old is not None)
         sums = _sum_metrics([metrics for _, _, metrics in results])
-        forward_backward_s = time.perf_counter() - started
+        forward_backward_s = time.perf_counter() - started - split_s
 
         rate = learning_rate(self.run.optim, updates_done)
         set_learning_rate(self.optimizer, rate)
@@ -142,15 +142,56 @@ class TrainStep:
                 f"{sums.get('trainer/loss')}); the weights were left as they are."
             )
         self.optimizer.step()
+        change, weights = update_norms(self.optimizer)
+        if split:
+            split = _with_cosine(split, norm, self.run.clip.entropy_coef)
+            split["time/train_grad_split"] = split_s
         metrics = {
             **sums,
+            **split,
             "trainer/grad_norm": float(norm),
+            "trainer/update_norm": change,
+            "trainer/update_relative": change / weights if weights else 0.0,
             "trainer/lr": rate,
             "trainer/micro_batches": float(num_micros),
             "time/train_forward_backward": forward_backward_s,
-            "time/train_optimizer": time.perf_counter() - started - forward_backward_s,
+            "time/train_optimizer": time.perf_counter() - started - split_s - forward_backward_s,
         }
         return _unpacked(results, batch), metrics
+
+    def _split(
+        self,
+        batch: Sequence[Sample],
+        indices: list[int],
+        old: dict[int, Scores] | None,
+        totals: BatchTotals,
+    ) -> dict[str, float]:
+        """Norms of the gradient by the sign of the advantage, each in a pass of its own, so that
+        the update stays the same to the bit whether or not they are taken."""
+        found = {}
+        for name, sign in (("positive", 1), ("negative", -1)):
+            part = [i for i in indices if np.sign(batch[i].advantage) == sign]
+            self._zero_grad()
+            if part:
+                self._schedule(self._ready(batch, part, old), totals, scored=old is not None)
+                self.optimizer.prepare_grads()
+            found[f"trainer/grad_norm_{name}"] = (
+                float(self.optimizer.get_grad_norm()) if part else 0.0
+            )
+        return found
+
+    def _ready(
+        self, batch: Sequence[Sample], indices: Sequence[int], old: dict[int, Scores] | None
+    ) -> list[MicroBatch]:
+        """Micro-batches that know their old log-probabilities, where `old` has them."""
+        micros = self._micro_batches(batch, indices)
+        if old is None:
+            return micros
+        return [micro.with_old_logp(repack(micro, old)) for micro in micros]
+
+    def _zero_grad(self) -> None:
+        self.model.zero_grad_buffer()
+        self.optimizer.zero_grad()
 
     def _micro_batches(self, batch: Sequence[Sample], indices: Sequence[int]) -> list[MicroBatch]:
         return micro_batches(
@@ -237,6 +278,16 @@ class TrainStep:
             "trainer/generated_tokens": float(sum(counts)),
             **mismatch_metrics(tokens, len(batch), self.run.clip.kl_estimator),
         }
+
+
+def _with_cosine(split: dict[str, float], norm: float, entropy_coef: float) -> dict[str, float]:
+    """Adds the cosine of both parts, |g|^2 = |p|^2 + |n|^2 + 2 |p| |n| cos, where they are all of
+    the gradient and neither is 0."""
+    positive, negative = split.values()
+    if entropy_coef or not positive * negative:
+        return split
+    cosine = (norm**2 - positive**2 - negative**2) / (2 * positive * negative)
+    return {**split, "trainer/grad_cosine": min(1.0, max(-1.0, cosine))}
 
 
 def _reports() -> bool:

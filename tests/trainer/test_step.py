@@ -10,6 +10,16 @@ from glm52_tbench2.trainer.losses import BatchTotals, Tokens, rl_loss
 from .parts import layout, make_batch
 
 
+@pytest.fixture(scope="module")
+def run(run: RunConfig) -> RunConfig:
+    """Splits the gradient in every step."""
+    return split_every(run, 1)
+
+
+def split_every(run: RunConfig, steps: int) -> RunConfig:
+    return replace(run, optim=replace(run.optim, grad_split_every=steps))
+
+
 def clipped(run: RunConfig, **clip) -> RunConfig:
     return replace(run, clip=replace(run.clip, **clip))
 
@@ -45,13 +55,14 @@ def train_by_transformers(run, batches):
         betas=(optim.beta1, optim.beta2),
         eps=optim.eps,
     )
-    losses, norms = [], []
+    found = []
     for batch in batches:
         totals = BatchTotals(
             len(batch), sum(s.num_generated for s in batch), run.rollout.max_session_tokens
         )
         adam.zero_grad()
-        total = 0.0
+        total, parts = 0.0, {1: 0.0, -1: 0.0}
+        start = [p.detach().clone() for p in model.parameters()]
         for sample in batch:
             tokens = torch.from_numpy(sample.tokens.astype(np.int64))
             logits = model(tokens[None, :-1]).logits[0] / run.rollout.temperature
@@ -67,12 +78,36 @@ def train_by_transformers(run, batches):
                 sample_index=torch.zeros(size, dtype=torch.int64),
             )
             loss, _ = rl_loss(logp, dist.entropy(), known, run.clip, totals)
-            loss.backward()
+            of_sample = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+            flat = torch.cat(
+                [
+                    (torch.zeros_like(p) if g is None else g).view(-1)
+                    for p, g in zip(start, of_sample, strict=True)
+                ]
+            )
+            parts[int(np.sign(sample.advantage)) or 1] += flat
             total += loss.item()
-        losses.append(total)
-        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), optim.clip_grad)))
+        whole = parts[1] + parts[-1]
+        for p, g in zip(model.parameters(), whole.split([p.numel() for p in start]), strict=True):
+            p.grad = g.view_as(p)
+        norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), optim.clip_grad))
         adam.step()
-    return losses, norms, model
+        change = torch.cat(
+            [(p - b).detach().view(-1) for p, b in zip(model.parameters(), start, strict=True)]
+        )
+        weights = torch.cat([p.detach().view(-1) for p in model.parameters()])
+        found.append(
+            {
+                "trainer/loss": total,
+                "trainer/grad_norm": norm,
+                "trainer/grad_norm_positive": float(parts[1].norm()),
+                "trainer/grad_norm_negative": float(parts[-1].norm()),
+                "trainer/grad_cosine": float(torch.cosine_similarity(parts[1], parts[-1], dim=0)),
+                "trainer/update_norm": float(change.norm()),
+                "trainer/update_relative": float(change.norm() / weights.norm()),
+            }
+        )
+    return found, model
 
 
 @pytest.fixture(scope="module")
@@ -87,15 +122,35 @@ def trained(ranks, run, batches):
 
 def test_three_steps_are_those_of_plain_transformers(ranks, run, batches, trained):
     metrics, _, weights = trained
-    losses, norms, model = train_by_transformers(run, batches)
-    assert [m["trainer/loss"] for m in metrics] == pytest.approx(losses, abs=1e-5)
-    assert [m["trainer/grad_norm"] for m in metrics] == pytest.approx(norms, rel=1e-4)
+    expected, model = train_by_transformers(run, batches)
+    for mine, theirs in zip(metrics, expected, strict=True):
+        for name, value in theirs.items():
+            near_0 = 1e-5 if name in ("trainer/loss", "trainer/grad_cosine") else 0
+            assert mine[name] == pytest.approx(value, rel=1e-4, abs=near_0), name
     final = model.state_dict()
     for name in ("lm_head.weight", "model.layers.2.self_attn.q_a_layernorm.weight"):
         np.testing.assert_allclose(weights[name], final[name].numpy(), atol=2e-5, err_msg=name)
     experts = final["model.layers.1.mlp.experts.down_proj"].numpy()
     mine = weights["model.layers.1.mlp.experts.5.down_proj.weight"]
     np.testing.assert_allclose(mine, experts[5], atol=2e-5)
+
+
+def test_splitting_the_gradient_leaves_the_training_the_same_to_the_bit(
+    ranks, run, batches, trained
+):
+    (found,) = ranks(split_every(run, 2), "train", batches)
+    told = ["trainer/grad_norm_positive" in metrics for metrics in found[0]]
+    assert told == [False, True, False]
+    for name, weights in trained[2].items():
+        np.testing.assert_array_equal(found[2][name], weights, err_msg=name)
+
+
+def test_a_batch_of_one_sign_has_no_gradient_of_the_other(ranks, run):
+    batch = [replace(one, advantage=abs(one.advantage)) for one in make_batch(run, 1)]
+    ((metrics,), _, _) = ranks(run, "train", [batch])[0]
+    assert metrics["trainer/grad_norm_negative"] == 0
+    assert metrics["trainer/grad_norm_positive"] == pytest.approx(metrics["trainer/grad_norm"])
+    assert "trainer/grad_cosine" not in metrics
 
 
 def test_scores_are_the_log_probs_before_the_update_on_generated_tokens_alone(

@@ -17,6 +17,7 @@ from megatron.core.optimizer import ChainedOptimizer
 from megatron.core.optimizer.optimizer import FP32Optimizer
 from torch import Tensor
 
+from ..update_norm import counts_once, squares
 from .state_file import StateFile
 from .stream import Stream, make_buffers
 
@@ -73,6 +74,8 @@ class DiskAdam(FP32Optimizer):
         self.tp_group = inner.tp_group
         self.updates = 0
         """Updates made since the start of training."""
+        self.squares = torch.zeros(2, dtype=torch.float64)
+        """[2], of the last update's change and of the weights, over what this rank speaks for."""
         self.before_overwriting: Callable[[], None] = lambda: None
         """Called before an update overwrites the version that `sharded_state_dict` gave out."""
         self._parameters: list[_Parameter] = []
@@ -102,6 +105,7 @@ class DiskAdam(FP32Optimizer):
         if self._lent == 1 - self._version:
             self.before_overwriting()
             self._lent = None
+        self.squares = self.squares.new_zeros(2, device=self._device)
         self._stream.run(self._version, self._update)
         self._version = 1 - self._version
         self.updates += 1
@@ -165,6 +169,7 @@ class DiskAdam(FP32Optimizer):
         groups = [{**group, "params": [], "step": self.updates} for group in self.param_groups]
         states: dict[Tensor, dict[str, Tensor]] = {}
         to_round: list[tuple[Tensor, Tensor]] = []
+        counted: list[tuple[Tensor, int]] = []
         for parameter, first, last in self._parts(start, start + bucket.size(1)):
             part = slice(first - parameter.start, last - parameter.start)
             named = dict(zip(self._names, state[:, first - start : last - start], strict=True))
@@ -175,6 +180,8 @@ class DiskAdam(FP32Optimizer):
             assert parameter.carrier.grad is not None
             weight.grad = parameter.carrier.grad.view(-1)[part]
             groups[parameter.group]["params"].append(weight)
+            if counts_once(parameter.carrier, self):
+                counted.append((weight, parameter.group))
             # torch's Adam counts a parameter's updates, Transformer Engine's a group's.
             states[weight] = {"step": torch.tensor(float(self.updates)), **named}
         adam, whole = self.optimizer, self.param_groups
@@ -183,6 +190,8 @@ class DiskAdam(FP32Optimizer):
             adam.step()
         finally:
             adam.param_groups, adam.state = whole, {}
+        for weight, number in counted:
+            self.squares += squares(weight, states[weight], self.updates + 1, groups[number])
         for in_model, weight in to_round:
             in_model.copy_(weight)
         if state is not bucket:
