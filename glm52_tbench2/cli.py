@@ -306,11 +306,26 @@ def _report(arguments: list[str]) -> int:
         "glm52 report", description="Write RUN/report.html again, also of a run that goes on."
     )
     parser.add_argument("run", type=Path, help="run folder")
+    parser.add_argument("--beside", type=Path, metavar="OTHER", help="show this run beside it")
+    parser.add_argument(
+        "--step",
+        type=_steps,
+        metavar="A[:B]",
+        help="steps whose conversations come first, where the page cannot take all",
+    )
     options = parser.parse_args(arguments)
     from .analysis.report import write_report
 
-    print(write_report(options.run))
+    print(write_report(options.run, options.beside, options.step))
     return 0
+
+
+def _steps(text: str) -> range:
+    """A or A:B, both ends included."""
+    first, _, last = text.partition(":")
+    if not first.isdigit() or not (last or first).isdigit():
+        raise argparse.ArgumentTypeError(f"{text} is no step and no range; write 12 or 10:20")
+    return range(int(first), int(last or first) + 1)
 
 
 def _samples(arguments: list[str]) -> int:

@@ -5,10 +5,12 @@ No network, no script but its own; everything from the run is escaped by jinja2 
 
 import base64
 import hashlib
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
@@ -17,8 +19,10 @@ from ..config.compose import to_yaml
 from ..config.files import atomic_write_bytes
 from ..config.paths import resolve
 from .charts import Layer, heat_table
+from .conversations import Conversations, vocabulary
 from .facts import Facts, first_and_last, gather, window
 from .figures import PUBLISHED_KL, ends_figure, figures, times_figure
+from .maps import by_importance, maps
 from .run_files import RunFiles
 from .sentinel.files import alarms
 from .stats import task_means
@@ -54,15 +58,39 @@ class EvalRow:
         return 0.0 if self.first is None or self.last is None else self.last - self.first
 
 
-def write_report(run_dir: str | Path) -> Path:
-    """Writes RUN/report.html and returns its path. Raises UserError if it is not a run folder."""
+@dataclass(frozen=True)
+class Explored:
+    """What the page's maps and conversations are made of, of one run."""
+
+    prefix: str
+    """Of the ids of its elements."""
+    title: str
+    data: dict[str, Any]
+    conversations: Conversations
+    words: dict[int, str]
+
+
+def write_report(
+    run_dir: str | Path, beside: str | Path | None = None, steps: range | None = None
+) -> Path:
+    """Writes RUN/report.html and returns its path.
+
+    Args:
+        beside: another run, whose curves, maps and conversations are shown beside this one's.
+        steps: whose conversations come first where the page cannot take all.
+
+    Raises UserError if either is not a run folder.
+    """
     path = Path(run_dir) / REPORT_FILE
-    atomic_write_bytes(path, render(RunFiles.open(run_dir)).encode())
+    other = None if beside is None else RunFiles.open(beside)
+    atomic_write_bytes(path, render(RunFiles.open(run_dir), other, steps).encode())
     return path
 
 
-def render(run: RunFiles) -> str:
+def render(run: RunFiles, other: RunFiles | None = None, steps: range | None = None) -> str:
     """The page."""
+    runs = [run] if other is None else [run, other]
+    explored = [_explore(one, place, steps) for place, one in enumerate(runs)]
     facts = gather(run)
     transcripts = _transcripts(run, facts)
     highlights, alarmed = _highlights(run), alarms(run.path)
@@ -99,7 +127,12 @@ def render(run: RunFiles) -> str:
         eval_columns=columns,
         eval_rows=rows,
         transcripts=transcripts,
-        notes=[*_unsaid(run, facts), *run.warnings],
+        explored=explored,
+        explore_data=_inert([one.data for one in explored]),
+        inert=_inert,
+        other=other,
+        other_figures=[] if other is None else figures(other, gather(other), {}),
+        notes=[*_unsaid(run, facts), *(w for one in runs for w in one.warnings)],
         **assets(),
     )
 
@@ -118,9 +151,10 @@ def template(name: str) -> Template:
 
 def assets() -> dict[str, str]:
     """What every page carries: css, js and js_hash."""
-    css, js = (
-        (Path(__file__).parent / "page" / f"report.{end}").read_text() for end in ("css", "js")
-    )
+    page = Path(__file__).parent / "page"
+    css = (page / "report.css").read_text()
+    parts = ("report", "conversation", "explore")
+    js = "\n".join((page / f"{name}.js").read_text() for name in parts)
     # The page's own script is the only one a browser will run in it.
     js_hash = base64.b64encode(hashlib.sha256(js.encode()).digest()).decode()
     return {"css": Markup(css), "js": Markup(js), "js_hash": js_hash}
@@ -256,6 +290,31 @@ def _transcripts(run: RunFiles, facts: Facts) -> list[Transcript]:
         if row is not None:
             found.append(transcribe(row, decoder))
     return found
+
+
+def _explore(run: RunFiles, place: int, steps: range | None) -> Explored:
+    data, alarmed = maps(run)
+    conversations = Conversations()
+    wanted = by_importance(data, alarmed)
+    conversations.add(run, wanted if steps is None else _first(steps, wanted))
+    words: dict[int, str] = {}
+    if conversations.ids:
+        try:
+            words = vocabulary(resolve(run.config.model.path), sorted(conversations.ids))
+        except ValueError as error:
+            run.warnings.append(f"Conversations show numbers for tokens: {error}.")
+    prefix = f"r{place}-"
+    data |= {"prefix": prefix, "vocabulary": f"{prefix}words"}
+    return Explored(prefix, run.name, data, conversations, words)
+
+
+def _first(steps: range, wanted: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
+    return sorted(wanted, key=lambda one: one[0] not in steps)
+
+
+def _inert(content: Any) -> Markup:
+    """JSON that cannot end the element it stands in."""
+    return Markup(json.dumps(content, allow_nan=False).replace("<", "\\u003c"))
 
 
 def _unsaid(run: RunFiles, facts: Facts) -> list[str]:

@@ -1,18 +1,28 @@
 """The page: in a real browser, and on runs that are new, dead or damaged."""
 
 import html
+import json
 import re
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
 
+from glm52_tbench2.analysis import conversations, maps
 from glm52_tbench2.analysis.facts import gather
 from glm52_tbench2.analysis.report import headline, write_report
 from glm52_tbench2.analysis.run_files import RunFiles
+from glm52_tbench2.analysis.sentinel.facts import GiantTurn
+from glm52_tbench2.analysis.sentinel.history import Family
+from glm52_tbench2.analysis.sentinel.sketch import Sketch
 from glm52_tbench2.config import metrics_log
 from glm52_tbench2.config.errors import UserError
 
@@ -47,7 +57,7 @@ def notes(page: str) -> str:
     return html.unescape(found[1]) if found else ""
 
 
-def in_browser(page: Path) -> tuple[str, str]:
+def in_browser(page: Path, *flags: str) -> tuple[str, str]:
     """The page's elements after its script has run, and what the console said."""
     with tempfile.TemporaryDirectory() as profile:
         done = subprocess.run(
@@ -60,6 +70,7 @@ def in_browser(page: Path) -> tuple[str, str]:
                 "--disable-background-networking",
                 f"--user-data-dir={profile}",
                 "--enable-logging=stderr",
+                *flags,
                 "--dump-dom",
                 page.as_uri(),
             ],
@@ -76,7 +87,7 @@ def test_a_browser_runs_the_page_without_an_error_and_draws_every_curve(finished
     assert console == ""
     ready = re.search(r'<html[^>]*data-charts="(\d+)"', elements)
     assert ready, "the script did not come to its end"
-    assert int(ready[1]) == elements.count("<svg") - 1  # the heat table has no data of its own
+    assert int(ready[1]) == len(re.findall(r"<svg[^>]* data-chart=", elements))
     curves = section(elements, "curves")
     assert curves.count("<figure") == curves.count("<svg") == 11
     assert len(re.findall(r'class="line c\d" d="M[^"]{20,}"', curves)) >= 15
@@ -246,3 +257,121 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not a run folder"):
         write_report(tmp_path)
     assert not (tmp_path / "report.html").exists()
+
+
+def driven(page: Path, script: str, folder: Path) -> str:
+    """What `script` leaves in the page, as text: its own test driver, which the page itself would
+    not run."""
+    text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page.read_text())
+    driver = (
+        "const until = async (ready) => { while (!ready()) await new Promise((r) => "
+        "setTimeout(r, 20)); return ready(); };\n"
+        f"(async () => {{ {script} }})().then((said) => {{ const e = document.createElement('pre');"
+        "e.id = 'said'; e.textContent = JSON.stringify(said); document.body.append(e); },"
+        "(error) => { document.title = 'FAILED ' + error; });"
+    )
+    copy = folder / "driven.html"
+    copy.write_text(text.replace("</body>", f"<script>{driver}</script></body>"))
+    elements, _ = in_browser(copy, "--virtual-time-budget=20000")
+    found = re.search(r'<pre id="said">(.*?)</pre>', elements, re.S)
+    assert found, re.findall("<title>FAILED.*?</title>", elements)
+    return html.unescape(found[1])
+
+
+OPEN = """
+  document.querySelector('#explore-SIDE .map .spot[data-at]')
+    .dispatchEvent(new MouseEvent('click', {bubbles: true}));
+  const button = await until(() => document.querySelector('#explore-SIDE .samples button'));
+  button.click();
+  const view = document.querySelector('#explore-SIDE .conversation');
+  await until(() => view.querySelector('.own'));
+"""
+
+
+def opened(side: int) -> str:
+    return OPEN.replace("SIDE", str(side))
+
+
+def trained(run_dir: Path, tokenizer: Tokenizer) -> Path:
+    """A finished run whose steps the trainer has scored."""
+    FakeRun(run_dir, tokenizer, steps=3).write()
+    run = RunFiles.open(run_dir)
+    for step in run.steps("rollouts"):
+        rows = run.columns("rollouts", step, ("sample_id", "rollout_logprobs", "loss_mask"))
+        scored = [
+            np.where(mask, engine - np.float32(0.125), np.float32(0))
+            for engine, mask in zip(rows["rollout_logprobs"], rows["loss_mask"], strict=True)
+        ]
+        (run_dir / "train").mkdir(exist_ok=True)
+        table = pa.table({"sample_id": rows["sample_id"], "trainer_logprobs": scored})
+        pq.write_table(table, run_dir / f"train/step_{step:06d}.parquet")
+    return run_dir
+
+
+def test_a_cell_leads_to_its_samples_and_to_a_conversation_with_the_files_numbers(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    finished_run = trained(tmp_path / "run", tokenizer)
+    script = f"""{opened(0)}
+      view.querySelector('select').value = 'drift';
+      const told = [...view.querySelectorAll('.own')].slice(0, 5).map((span) => {{
+        span.dispatchEvent(new PointerEvent('pointerover', {{bubbles: true}}));
+        return [Number(span.dataset.at), view.querySelector('output').textContent];
+      }});
+      return [view.dataset.sample, told, view.querySelectorAll('script, b, img').length,
+              view.querySelector('pre').textContent];
+    """
+    sample, told, elements, text = json.loads(driven(write_report(finished_run), script, tmp_path))
+    run, step = RunFiles.open(finished_run), int(sample.split("-")[0])
+    row, scored = run.sample("rollouts", step, sample), run.sample("train", step, sample)
+    assert row and scored
+    assert len(told) == 5
+    for at, said in told:
+        engine, trainer = row["rollout_logprobs"][at], scored["trainer_logprobs"][at]
+        found = re.fullmatch(
+            r"token (\d+), id (\d+): trainer (\S+), engine (\S+), D (\S+), "
+            r"weights of version (\d+)",
+            said,
+        )
+        assert found and int(found[1]) == at and int(found[2]) == row["tokens"][at]
+        assert float(found[3]) == pytest.approx(trainer, rel=1e-3)
+        assert float(found[4]) == pytest.approx(engine, rel=1e-3)
+        assert float(found[5]) == pytest.approx(trainer - engine, rel=1e-3, abs=1e-6)
+        assert int(found[6]) == row["weight_versions"][at]
+    assert elements == 0  # what the model wrote is text alone
+    assert "Sort the lines of a.txt & keep them <unique>." in text
+
+
+def test_two_runs_are_shown_side_by_side(finished_run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(finished_run, other)
+    page = write_report(finished_run, beside=other)
+    script = f"{opened(0)} {{ {opened(1)} return view.dataset.sample; }}"
+    assert json.loads(driven(page, script, tmp_path))
+    assert f"glm52 diff {finished_run.name} other" in page.read_text()
+
+
+def test_a_conversation_that_has_no_room_is_named_with_the_way_to_it(
+    finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversations, "MOST_BYTES", 20_000)
+    page = write_report(finished_run, steps=range(1, 2))
+    text = page.read_text()
+    assert "conversations are in this page" in text
+    first = re.findall(r'<script type="text/plain" id="r0-(\d+)-', text)
+    assert first and set(first) == {"000001"}
+
+
+def test_a_family_of_repeated_turns_has_its_row() -> None:
+    giant = GiantTurn("000001-0-0", "t", 2, 900, -1.5, 0.25, Sketch([1], [1], 0.5))
+    family = Family(giant.sketch)
+    family.add(1, giant)
+    family.add(2, replace(giant, sample_id="000002-0-0", drift=0.75))
+    found = maps._family(family)
+    assert found["tokens"] == 900 and found["name"] == "t"
+    assert found["cells"][2] == {
+        "count": 1,
+        "advantage": -1.5,
+        "drift": 0.75,
+        "turns": [["000002-0-0", 2]],
+    }

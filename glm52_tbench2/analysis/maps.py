@@ -1,0 +1,93 @@
+"""What the report's maps show: tasks by step, and giant turns that come again, by step."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from .run_files import RunFiles
+from .sentinel.history import Family
+from .sentinel.watch import judge
+
+MOST_FAMILIES = 60
+_CUT = ", cut"
+_COLUMNS = ("sample_id", "task_id", "reward", "advantage", "end_reason", "truncated")
+
+
+def maps(run: RunFiles) -> tuple[dict[str, Any], list[int]]:
+    """The maps as plain values, and the steps at which alarms open.
+
+    `steps`; `samples`: step -> a list of [id, task, reward, advantage, end] a sample; `tasks`: a
+    row a task, the one that is pushed down most first, with its cells by step (`reward`,
+    `truncated` and, of a trained step, `pull` and `drift`, see docs/metrics.md); `families`: a row
+    a family of near-identical turns near the cap that come in two steps or more, the most frequent
+    first.
+    """
+    alarms, history = judge(run)
+    samples = {step: list(_samples(run, step)) for step in run.steps("rollouts")}
+    cells: dict[str, dict[int, dict[str, float]]] = {}
+    for step, rows in samples.items():
+        for task in {row[1] for row in rows}:
+            mine = [row for row in rows if row[1] == task]
+            cells.setdefault(task, {})[step] = {
+                "reward": sum(row[2] for row in mine) / len(mine),
+                "truncated": sum(row[4].endswith(_CUT) for row in mine) / len(mine),
+            }
+    pulls = dict.fromkeys(cells, 0.0)
+    for task, visits in history.visits.items():
+        for step, visit in visits:
+            if step in cells.get(task, {}):
+                cells[task][step] |= {"pull": visit.pull, "drift": visit.drift}
+                pulls[task] += visit.pull * visit.tokens
+    tasks = [{"task": task, "cells": cells[task]} for task in sorted(cells, key=pulls.__getitem__)]
+    repeated = sorted(
+        (family for family in history.families if len(family.steps) > 1),
+        key=lambda family: (-len(family.steps), -len(family.members)),
+    )
+    found: dict[str, Any] = {
+        "steps": list(samples),
+        "samples": samples,
+        "tasks": tasks,
+        "families": [_family(family) for family in repeated[:MOST_FAMILIES]],
+        "more_families": max(0, len(repeated) - MOST_FAMILIES),
+    }
+    return found, [alarm.step for alarm in alarms]
+
+
+def _samples(run: RunFiles, step: int) -> Iterator[list[Any]]:
+    for row in run.rows("rollouts", step, _COLUMNS):
+        cut = _CUT if row.get("truncated") else ""
+        yield [
+            row.get("sample_id"),
+            row.get("task_id"),
+            row.get("reward"),
+            row.get("advantage"),
+            f"{row.get('end_reason')}{cut}",
+        ]
+
+
+def _family(family: Family) -> dict[str, Any]:
+    cells: dict[int, dict[str, Any]] = {}
+    for step in family.steps:
+        members = [turn for at, turn in family.members if at == step]
+        cells[step] = {
+            "count": len(members),
+            "advantage": sum(turn.advantage for turn in members) / len(members),
+            "drift": family.drift(step),
+            "turns": [[turn.sample_id, turn.turn] for turn in members],
+        }
+    lengths = [turn.tokens for _, turn in family.members]
+    return {
+        "name": ", ".join(family.tasks),
+        "tokens": round(sum(lengths) / len(lengths)),
+        "cells": cells,
+    }
+
+
+def by_importance(found: dict[str, Any], alarmed: list[int]) -> Iterator[tuple[int, str]]:
+    """Every sample of the run, those first that a reader of an unhealthy run asks for: giant turns
+    that come again, newest first, then the steps of alarms, then from the newest step backwards."""
+    for family in found["families"]:
+        for step, cell in reversed(family["cells"].items()):
+            yield from ((step, sample) for sample, _ in cell["turns"])
+    steps = [step for step in alarmed if step in found["samples"]]
+    for step in [*steps, *reversed(found["steps"])]:
+        yield from ((step, sample[0]) for sample in found["samples"][step])
