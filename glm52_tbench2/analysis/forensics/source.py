@@ -1,0 +1,229 @@
+"""A step of a run as flat arrays, from a run folder; :mod:`.dumps` reads those of others."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from ...config.files import SCHEMA_VERSION
+from ...config.paths import resolve
+from ...config.schema import RunConfig
+from ..run_files import RunFiles
+from ..sentinel.files import rewards_at
+from ..stats import Rewards
+
+_SAMPLES = ("sample_id", "task_id", "reward", "advantage", "truncated")
+_TOKENS = ("tokens", "loss_mask", "rollout_logprobs", "weight_versions")
+_SCORES = ("trainer_logprobs", "entropy")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step's samples, S of them, and their tokens one after another, N in all.
+
+    What a layout does not have is None.
+    """
+
+    step: int
+    sample_ids: list[str]
+    tasks: list[str]
+    groups: list[str]
+    """Samples of one group share a baseline."""
+    rewards: NDArray[np.floating]
+    """[S]; NaN where there is none."""
+    advantages: NDArray[np.floating] | None
+    """[S]"""
+    truncated: NDArray[np.bool_] | None
+    """[S]"""
+    offsets: NDArray[np.int64]
+    """[S + 1] where each sample's tokens start, and N."""
+    tokens: NDArray[np.integer]
+    """[N] prompts, turns and observations."""
+    mask: NDArray[np.bool_]
+    """[N] True on generated tokens."""
+    rollout: NDArray[np.floating] | None
+    """[N] the engine's log-probs, read on generated tokens alone; nats."""
+    trainer: NDArray[np.floating] | None
+    """[N] the trainer's own before the update, read on generated tokens alone; nats."""
+    entropy: NDArray[np.floating] | None
+    """[N] nats, read on generated tokens alone."""
+    versions: NDArray[np.integer] | None
+    """[N] weight version that generated a token, read on generated tokens alone."""
+    version: int | None
+    """The one that trains on the step; None: the newest in it."""
+
+
+@dataclass
+class About:
+    """What is known of a run beside its steps."""
+
+    name: str
+    kind: str
+    """What it was read as."""
+    config: RunConfig | None
+    """None: a foreign run, of which no knob is known."""
+    metrics: dict[int, dict[str, float]] = field(default_factory=dict)
+    """Step -> what the trainer said of it."""
+    evals: dict[int, Rewards] = field(default_factory=dict)
+    """Steps trained -> held-out task -> rewards."""
+    tokenizer: Path | None = None
+    """Folder with the run's tokenizer.json."""
+
+
+class Source(Protocol):
+    """A run on disk. It is handed to other processes, so it holds no open file."""
+
+    warnings: list[str]
+    """What could not be read, and so cannot be told; a sentence each."""
+
+    def about(self) -> About:
+        """The run without its steps."""
+
+    def steps(self) -> list[int]:
+        """Steps that have a file, rising."""
+
+    def read(self, step: int, tokens_only: bool = False) -> Step | None:
+        """A step; None, with a warning, where it cannot be read or is empty.
+
+        `tokens_only`: without log-probs, entropy and versions, which are then None.
+        """
+
+    def size(self) -> int:
+        """Bytes on the disk of what :meth:`read` reads, over all steps."""
+
+
+@dataclass
+class RunSource:
+    """A run folder: rollouts/step_N.parquet and, of a step that was trained, train/ the same."""
+
+    run: RunFiles
+
+    @property
+    def warnings(self) -> list[str]:
+        """As of :class:`Source`."""
+        return self.run.warnings
+
+    def about(self) -> About:
+        """As of :class:`Source`."""
+        config = self.run.config
+        return About(
+            self.run.name,
+            "run folder",
+            config,
+            self.run.metrics.get("trainer", {}),
+            {
+                step: found
+                for step in self.run.steps("eval")
+                if (found := rewards_at(self.run, step))
+            },
+            resolve(config.model.path),
+        )
+
+    def steps(self) -> list[int]:
+        """As of :class:`Source`."""
+        return self.run.steps("rollouts")
+
+    def read(self, step: int, tokens_only: bool = False) -> Step | None:
+        """As of :class:`Source`."""
+        names = (*_SAMPLES, *_TOKENS[:2], *(() if tokens_only else _TOKENS[2:]))
+        found = self._columns("rollouts", step, names)
+        if not found or self._lacks("rollouts", step, found, (*_SAMPLES[:3], *_TOKENS[:2])):
+            return None
+        scores = {} if tokens_only else self._scores(step, found)
+        lengths = [len(row) for row in found["tokens"]]
+        ids = found["sample_id"]
+        joined = {
+            name: self._joined(step, name, found, lengths) for name in names if name in _TOKENS
+        }
+        joined |= {name: self._joined(step, name, scores, lengths) for name in _SCORES}
+        if joined["tokens"] is None or joined["loss_mask"] is None:
+            return None
+        return Step(
+            step=step,
+            sample_ids=ids,
+            tasks=found["task_id"],
+            groups=[one.rpartition("-")[0] for one in ids],
+            rewards=_numbers(found["reward"]),
+            advantages=_numbers(found["advantage"]) if "advantage" in found else None,
+            truncated=np.array(found["truncated"], bool) if "truncated" in found else None,
+            offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+            tokens=joined["tokens"],
+            mask=joined["loss_mask"],
+            rollout=joined.get("rollout_logprobs"),
+            trainer=joined["trainer_logprobs"],
+            entropy=joined["entropy"],
+            versions=joined.get("weight_versions"),
+            version=step - 1,
+        )
+
+    def size(self) -> int:
+        """As of :class:`Source`."""
+        return sum(
+            path.stat().st_size
+            for kind in ("rollouts", "train")
+            for path in self.run.path.glob(f"{kind}/step_*.parquet")
+        )
+
+    def _scores(self, step: int, samples: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        """The trainer's columns in the order of the samples; {} where they are of others."""
+        found = self._columns("train", step, ("sample_id", *_SCORES))
+        if not found or self._lacks("train", step, found, ("sample_id", _SCORES[0])):
+            return {}
+        if found["sample_id"] != samples["sample_id"]:
+            self._warn(f"train/step_{step:06d}.parquet is of other samples than its rollouts")
+            return {}
+        return found
+
+    def _columns(self, kind: str, step: int, names: tuple[str, ...]) -> dict[str, list[Any]]:
+        path = self.run.path / kind / f"step_{step:06d}.parquet"
+        try:
+            metadata = pq.read_metadata(path).metadata or {}
+            version = metadata.get(b"schema_version", b"none").decode()
+            if version != SCHEMA_VERSION:
+                self._warn(
+                    f"{kind}/{path.name} has schema version {version}, this reads "
+                    f"{SCHEMA_VERSION}; left out"
+                )
+                return {}
+        except (OSError, pa.ArrowException):
+            pass  # which columns() tells
+        return self.run.columns(kind, step, names)
+
+    def _lacks(
+        self, kind: str, step: int, found: dict[str, list[Any]], names: tuple[str, ...]
+    ) -> bool:
+        missing = [name for name in names if name not in found]
+        if missing:
+            self._warn(f"{kind}/step_{step:06d}.parquet lacks {', '.join(missing)}; left out")
+        return bool(missing)
+
+    def _joined(self, step: int, name: str, found: dict[str, list[Any]], lengths: list[int]) -> Any:
+        """The rows of a column one after another; None where it is missing or contradicts."""
+        if name not in found:
+            return None
+        if [len(row) for row in found[name]] != lengths:
+            self._warn(f"step {step}: {name} and tokens differ in length; {name} is left out")
+            return None
+        return np.concatenate(found[name]) if lengths else None
+
+    def _warn(self, text: str) -> None:
+        if text not in self.warnings:
+            self.warnings.append(text)
+
+
+def _numbers(values: list[Any]) -> NDArray[np.float64]:
+    return np.array([np.nan if value is None else value for value in values], np.float64)
+
+
+def spans(mask: NDArray[np.bool_], offsets: NDArray[np.int64]) -> tuple[Any, Any]:
+    """[K] first and [K] one-past-last token of each turn: runs of generated tokens in a sample."""
+    change = np.diff(mask.astype(np.int8), prepend=0)
+    inside = offsets[1:-1][offsets[1:-1] < len(mask)]
+    split = inside[mask[inside] & (change[inside] == 0)]  # a sample that follows on a turn's end
+    starts = np.union1d(np.flatnonzero(change == 1), split)
+    ends = np.union1d(np.flatnonzero(change == -1), split)
+    return starts, np.append(ends, len(mask)) if len(ends) < len(starts) else ends
