@@ -51,6 +51,8 @@ class Family:
     sketch: Sketch
     """Of the first."""
     members: list[Member] = field(default_factory=list)
+    excerpt: list[int] = field(default_factory=list)
+    """Token ids from the middle of the first; [] before it is read a second time."""
 
     @property
     def steps(self) -> list[int]:

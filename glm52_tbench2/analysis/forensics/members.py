@@ -24,7 +24,8 @@ class Reading:
     """What a step's members of one family say."""
 
     likeness: list[float] = field(default_factory=list)
-    """Exact weighted Jaccard similarity of each member with the first of the family."""
+    """Exact weighted Jaccard similarity of each member with the first of the family, in their
+    order; everything else here is of those alone that belong to it."""
     heat: Floats = field(default_factory=lambda: np.zeros(BINS))
     """Sum over members of mean |D| by position."""
     in_loop: tuple[float, int] = (0.0, 0)
@@ -55,13 +56,17 @@ def contents(source: Source, families: Sequence[Family]) -> dict[int, tuple[Cont
 
 
 def read(
-    step: Step, members: Mapping[int, list[Member]], first: Mapping[int, Content]
+    step: Step,
+    members: Mapping[int, list[Member]],
+    first: Mapping[int, Content],
+    similarity: float,
 ) -> dict[int, Reading]:
-    """Place of a family -> what its members of this step say.
+    """Place of a family -> what its members of this step say, those that belong to it.
 
-    `members`: place of a family -> its members here; `first`: the content of its first one.
+    `members`: place of a family -> its members here; `first`: the content of its first one;
+    `similarity`: from which a member belongs to it.
     """
-    return {place: _reading(step, members[place], first[place]) for place in members}
+    return {place: _reading(step, members[place], first[place], similarity) for place in members}
 
 
 def alike(one: Content, other: Content) -> float:
@@ -81,14 +86,14 @@ def _said(step: Step, member: Member) -> NDArray[np.integer]:
     return step.tokens[start : start + member.tokens]
 
 
-def _reading(step: Step, members: Sequence[Member], first: Content) -> Reading:
+def _reading(step: Step, members: Sequence[Member], first: Content, similarity: float) -> Reading:
     found = Reading()
-    sums: Counter[int] = Counter()
+    sums: dict[int, float] = {}
     counts: Counter[int] = Counter()
     for member in members:
         said = _said(step, member)
         found.likeness.append(alike(first, _content(said)))
-        if step.rollout is None or step.trainer is None:
+        if found.likeness[-1] < similarity or step.rollout is None or step.trainer is None:
             continue
         start = int(step.offsets[member.sample]) + member.start
         span = slice(start, start + member.tokens)
@@ -102,9 +107,11 @@ def _reading(step: Step, members: Sequence[Member], first: Content) -> Reading:
         ids, inverse = np.unique(said, return_inverse=True)
         total = np.bincount(inverse, weights=distance)
         for place in np.argsort(-total)[:TYPES]:
-            sums[int(ids[place])] += float(total[place])
+            sums[int(ids[place])] = sums.get(int(ids[place]), 0.0) + float(total[place])
             counts[int(ids[place])] += int((inverse == place).sum())
-    found.types = {one: (sums[one], counts[one]) for one, _ in sums.most_common(TYPES)}
+    found.types = {
+        one: (sums[one], counts[one]) for one in sorted(sums, key=lambda one: -sums[one])[:TYPES]
+    }
     return found
 
 

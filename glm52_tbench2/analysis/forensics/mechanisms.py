@@ -1,0 +1,307 @@
+"""The mechanisms, each judged on pieces of evidence; docs/forensics.md explains their limits."""
+
+from typing import Any
+
+from ...config.schema import Sign
+from .evidence import Account, Evidence, Mechanism
+from .examine import Examination
+from .measures import by_age, by_task
+from .profiles import Profile
+
+_HEALTHY_KL = 0.054
+"""train_rollout_kl of the published healthy run: at most."""
+_GROWN = 2.0
+_FEW = 0.3
+"""Share of all |D| that few families must hold, or must not."""
+
+
+def repeated_turns(found: Examination) -> tuple[list[Evidence], Account]:
+    """The published mechanism."""
+    repeats = found.measures.config.sentinel.repeats
+    families = [one for one in found.families if len(one.steps) >= repeats]
+    down = [one for one in families if one.advantage is not None and one.advantage < 0]
+    unknown = bool(families) and all(one.advantage is None for one in families)
+    named = down or (families if unknown else [])
+    turns = sum(one.turns for one in named)
+    share = _sum([one.late_drift_share for one in named])
+    tokens = sum(one.late_token_share for one in named)
+    worst = max(named, key=lambda one: one.late_drift_share or one.late_token_share, default=None)
+    grown = None
+    if worst is not None and worst.first_drift and worst.last_drift is not None:
+        grown = worst.last_drift / worst.first_drift
+    cut = _mean([one.near_cap_share for one in named])
+    negative = _mean([one.negative_share for one in named if one.negative_share is not None])
+    drifting = _alarms(found, Sign.capped_burst, Sign.negative_truncated, Sign.mismatch_growth)
+    moved = worst.moves if worst is not None else []
+    evidence = [
+        Evidence("recurring", 3, bool(named), (
+            f"{len(named)} families of near-identical turns in {repeats} steps or more, "
+            f"{turns} turns of {', '.join(_tasks(named)[:3])}"
+            if named else f"no family of near-identical turns with A < 0 in {repeats} steps"
+        ), needed=True),
+        Evidence("pushed down", 2, None if unknown else negative is not None and negative >= 0.7,
+            "advantages are unknown" if negative is None
+            else f"{negative:.0%} of their tokens that are pushed are pushed down"),
+        Evidence("drift grows", 2, None if grown is None else grown >= _GROWN,
+            "their |D| is unknown" if grown is None or worst is None
+            else f"mean |D| of {worst.name} went from {worst.first_drift:.3g} in its first third "
+            f"of steps to {worst.last_drift:.3g} in its last"),
+        Evidence("concentrated", 2, None if share is None
+            else share >= _FEW and share >= _GROWN * tokens,
+            "the share of drift is unknown" if share is None
+            else f"at the end they hold {share:.0%} of all |D| and {tokens:.0%} of the tokens"),
+        Evidence("near the cap", 1, cut is not None and cut >= 0.5,
+            f"{cut or 0:.0%} of them are near the per-turn cap"),
+        Evidence("alarms", 1, bool(drifting),
+            f"the sentinel's signs: {', '.join(drifting)}" if drifting
+            else "no sign of growing drift by the sentinel's rules"),
+    ]  # fmt: skip
+    first = min((one.steps[0] for one in named), default=None)
+    tokens_told = ""
+    if worst is not None and worst.in_loop is not None and worst.outside is not None:
+        tokens_told = (
+            f"{worst.looped:.0%} of the tokens of {worst.name} are within loops; mean |D| "
+            f"{worst.in_loop:.3g} there, {worst.outside:.3g} elsewhere in its turns"
+        )
+    del moved
+    return evidence, Account(first, _tasks(named), _samples(named), tokens_told)
+
+
+def staleness(found: Examination) -> tuple[list[Evidence], Account]:
+    """Tokens of older weights differ, fresh ones do not."""
+    numbers = found.measures
+    old, fresh, before = numbers.late("drift_old"), numbers.late("drift_fresh"), None
+    ages = by_age(numbers.scans[-numbers.edge :])
+    before = numbers.early("drift_fresh")
+    levels = [drift for drift, count in ages.values() if count > 100]
+    rising = sum(a < b for a, b in zip(levels, levels[1:], strict=False))
+    ratio = old / fresh if old is not None and fresh else None
+    evidence = [
+        _mismatched(found),
+        Evidence("old tokens", 3, None if ratio is None else ratio >= _GROWN,
+            "ages are unknown, or all tokens are of one age" if ratio is None
+            else f"at the end mean |D| is {old:.3g} on tokens two versions old or more, "
+            f"{fresh:.3g} on fresh ones", needed=True),
+        Evidence("rises with age", 2,
+            None if len(levels) < 3 else rising >= 0.75 * (len(levels) - 1),
+            "fewer than three ages" if len(levels) < 3
+            else f"mean |D| by age: {', '.join(f'{one:.3g}' for one in levels)}"),
+        Evidence("fresh tokens stay", 1, None if not fresh or not before
+            else fresh <= 1.5 * before,
+            "not known of fresh tokens" if not fresh or not before
+            else f"mean |D| of fresh tokens went from {before:.3g} to {fresh:.3g}"),
+        _spread(found),
+    ]  # fmt: skip
+    return evidence, _since_growth(found, "tokens of weights two versions old or more")
+
+
+def engine(found: Examination) -> tuple[list[Evidence], Account]:
+    """Trainer and engine disagree on tokens of the newest weights too."""
+    numbers = found.measures
+    fresh, old = numbers.late("drift_fresh"), numbers.late("drift_old")
+    kl = numbers.late("kl_fresh")
+    tasks = by_task(numbers.scans[-numbers.edge :])
+    spread = max(tasks.values()) / max(min(tasks.values()), 1e-9) if len(tasks) > 1 else None
+    alike = None if fresh is None or old is None else old <= 1.5 * fresh
+    evidence = [
+        _mismatched(found),
+        Evidence("fresh tokens", 3, None if kl is None else kl > _HEALTHY_KL,
+            "ages are unknown, or no token is fresh" if kl is None
+            else f"at the end the KL of tokens of the newest weights is {kl:.3g}", needed=True),
+        Evidence("age does not matter", 2, alike,
+            "not known by age" if alike is None
+            else f"mean |D| is {old:.3g} on old tokens, {fresh:.3g} on fresh ones"),
+        Evidence("every task", 2, None if spread is None else spread < 3,
+            "one task alone" if spread is None
+            else f"the task with the most |D| a token has {spread:.1f} times that of the least"),
+        _spread(found),
+    ]  # fmt: skip
+    return evidence, _since_growth(found, "all alike")
+
+
+def churn(found: Examination) -> tuple[list[Evidence], Account]:
+    """Held-out tasks are lost while the mismatch is calm."""
+    numbers = found.measures
+    alarm, kl = numbers.sign(Sign.held_out_churn), numbers.late("kl")
+    before, after = numbers.early("reward"), numbers.late("reward")
+    calm = None if kl is None else kl <= _HEALTHY_KL
+    evidence = [
+        Evidence("held-out tasks lost", 3, _known(alarm is not None, bool(found.about.evals)),
+            "no evaluations" if not found.about.evals
+            else alarm.sentence if alarm else "held-out tasks are not lost", needed=True),
+        Evidence("mismatch calm", 2, calm,
+            "the mismatch is unknown" if kl is None else f"train_rollout_kl is {kl:.3g} at the end"),
+        Evidence("training reward holds", 1,
+            None if before is None or after is None else after >= before - 0.05,
+            "rewards are unknown" if before is None or after is None
+            else f"training reward went from {before:.2f} to {after:.2f}"),
+    ]  # fmt: skip
+    best = alarm.evidence.get("best") if alarm else None
+    return evidence, Account(since=best)
+
+
+def collapse(found: Examination) -> tuple[list[Evidence], Account]:
+    """The policy becomes deterministic."""
+    numbers = found.measures
+    alarm = numbers.sign(Sign.entropy)
+    falling = alarm is not None and alarm.sentence.startswith("Entropy collapses")
+    before, after = numbers.early("entropy"), numbers.late("entropy")
+    was, silent = numbers.early("silent"), numbers.late("silent")
+    cut = numbers.late("truncated")
+    limit = numbers.config.sentinel.truncated_share
+    evidence = [
+        Evidence("entropy falls", 3, _known(falling, before is not None),
+            "entropy is unknown" if before is None
+            else alarm.sentence if alarm and falling else "entropy does not collapse", needed=True),
+        Evidence("entropy low", 2, None if not before or after is None else after <= before / 2,
+            "entropy is unknown" if not before or after is None
+            else f"entropy went from {before:.3g} to {after:.3g} nats a token"),
+        Evidence("length calm", 1, None if cut is None else cut <= limit,
+            "truncation is unknown" if cut is None else f"{cut:.0%} of samples are truncated"),
+        Evidence("groups agree", 1, None if was is None or silent is None else silent > was + 0.1,
+            "rewards are unknown" if was is None or silent is None
+            else f"groups without signal went from {was:.0%} to {silent:.0%}"),
+    ]  # fmt: skip
+    since = alarm.evidence.get("since") if alarm and falling else None
+    return evidence, Account(since=since)
+
+
+def length(found: Examination) -> tuple[list[Evidence], Account]:
+    """Episodes grow into their limits, and not by repeating themselves."""
+    numbers = found.measures
+    alarm = numbers.sign(Sign.length)
+    was, cut = numbers.early("truncated"), numbers.late("truncated")
+    short, long = numbers.early("tokens"), numbers.late("tokens")
+    share = sum(one.late_token_share for one in found.families)
+    evidence = [
+        Evidence("length", 3, alarm is not None,
+            alarm.sentence if alarm else "samples do not grow without end", needed=True),
+        Evidence("not repetition", 2, share < 0.1,
+            f"near-identical turns hold {share:.0%} of the tokens at the end"),
+        Evidence("truncation", 1, None if was is None or cut is None else cut >= _GROWN * was,
+            "truncation is unknown" if was is None or cut is None
+            else f"truncated samples went from {was:.0%} to {cut:.0%}"),
+        Evidence("longer", 1, None if not short or long is None else long >= 1.2 * short,
+            "lengths are unknown" if not short or long is None
+            else f"a sample's tokens went from {short:,.0f} to {long:,.0f}"),
+    ]  # fmt: skip
+    return evidence, Account(since=alarm.evidence.get("since", alarm.step) if alarm else None)
+
+
+def silent(found: Examination) -> tuple[list[Evidence], Account]:
+    """Nothing is trained, or nothing is measured."""
+    numbers = found.measures
+    alarm = numbers.sign(Sign.silent) or numbers.sign(Sign.zero_signal)
+    still = alarm is not None and alarm.sign in numbers.open
+    before, after = numbers.early("reward"), numbers.late("reward")
+    evidence = [
+        Evidence("nothing arrives", 3, still,
+            alarm.sentence if alarm else "gradient, weights of the loss and mismatch are not 0",
+            needed=True),
+        Evidence("reward flat", 1,
+            None if before is None or after is None else abs(after - before) < 0.1,
+            "rewards are unknown" if before is None or after is None
+            else f"training reward went from {before:.2f} to {after:.2f}"),
+    ]  # fmt: skip
+    return evidence, Account(since=alarm.step if alarm else None)
+
+
+def _mismatched(found: Examination) -> Evidence:
+    numbers = found.measures
+    kl, alarm = numbers.late("kl"), numbers.sign(Sign.mismatch_growth)
+    if kl is None:
+        return Evidence("mismatch", 2, None, "the mismatch is unknown", needed=True)
+    told = alarm.sentence if alarm else f"train_rollout_kl is {kl:.3g} at the end"
+    return Evidence("mismatch", 2, kl > _HEALTHY_KL or alarm is not None, told, needed=True)
+
+
+def _spread(found: Examination) -> Evidence:
+    """Against the published mechanism: few turns do not explain the drift."""
+    shares = [one.late_drift_share for one in found.families if one.late_drift_share is not None]
+    share = sum(shares)
+    return Evidence("not few turns", 2, share < _FEW,
+        f"near-identical turns hold {share:.0%} of all |D| at the end")  # fmt: skip
+
+
+def _since_growth(found: Examination, tokens: str) -> Account:
+    alarm = found.measures.sign(Sign.mismatch_growth)
+    since = alarm.evidence["since"] if alarm else None
+    if since is None:
+        over = [s for s, kl in found.measures.values("kl").items() if kl > _HEALTHY_KL]
+        since = over[0] if over else None
+    tasks = by_task(found.measures.scans[-found.measures.edge :])
+    return Account(since, sorted(tasks, key=lambda one: -tasks[one]), tokens=tokens)
+
+
+def _known(holds: bool, known: bool) -> bool | None:
+    return holds if known else None
+
+
+def _alarms(found: Examination, *signs: Sign) -> list[str]:
+    return [sign.name for sign in signs if found.measures.sign(sign) is not None]
+
+
+def _tasks(families: list[Profile]) -> list[str]:
+    return list(dict.fromkeys(task for one in families for task in one.tasks))
+
+
+def _samples(families: list[Profile]) -> list[str]:
+    return [sample for one in families[:3] for sample in one.samples]
+
+
+def _sum(values: list[Any]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+MECHANISMS = (
+    Mechanism(
+        "repeated_negative_turns", "near-identical giant turns, pushed down step after step",
+        repeated_turns, (("sentinel=mask",), ("clip=overlong_mask",)),
+        "right: mean |D| of near-cap turns stays as before the onset; wrong: it grows as here",
+        "clip=overlong_mask or sentinel=mask, and more tasks a step (data=train69)",
+    ),
+    Mechanism(
+        "staleness", "mismatch of stale tokens", staleness,
+        (("rollout.max_staleness=0",), ("rollout.mode=sync",)),
+        "right: the mismatch falls to that of fresh tokens at once; wrong: it stays",
+        "rollout.max_staleness=0 or 1, or clip=dppo",
+    ),
+    Mechanism(
+        "engine_numerics", "engine and trainer compute differently", engine,
+        (("engine.dtype=bfloat16",), ("engine.dtype=float32",)),
+        "right: the mismatch of the first steps falls; wrong: it stays. If the engine's precision "
+        "is that of the trainer already, look for other weights, temperature or kernels",
+        "the engine's precision, its kernels, whether its weights are the trainer's",
+    ),
+    Mechanism(
+        "overfitting", "held-out tasks are lost with a calm mismatch", churn,
+        (("data=train69",), ("data=mini69",)),
+        "right: the held-out reward holds for as many visits a task; wrong: it falls as here",
+        "more tasks, fewer visits a task, the checkpoint before the loss",
+    ),
+    Mechanism(
+        "entropy_collapse", "the policy becomes deterministic", collapse,
+        (("clip.entropy_coef=0.001",),),
+        "right: entropy stays and groups keep their signal; wrong: it falls as here",
+        "clip.entropy_coef, a higher clip.eps_high, a higher rollout.temperature",
+    ),
+    Mechanism(
+        "length_explosion", "samples grow into their limits", length,
+        (("clip=overlong_penalty",), ("clip=overlong_mask",)),
+        "right: truncated samples stay few; wrong: they grow as here",
+        "clip=overlong_penalty or clip=overlong_mask",
+    ),
+    Mechanism(
+        "nothing_trained", "nothing is trained, or nothing is measured", silent,
+        (("clip=no_correction", "steps=3"), ("steps=3",)),
+        "right: three steps show a gradient above 0; wrong: still none, and the cause lies in "
+        "rewards that never differ or in the optimizer",
+        "what the sentence of the evidence names: mask, correction, rewards or the engine's scores",
+    ),
+)  # fmt: skip
+"""In the order in which equal scores are told."""
