@@ -153,10 +153,12 @@ class SyntheticRun:
         since = step - self.onset
         wrong = since >= 0 and step > 0
         repeats = self.kind == "repeated" and wrong and group < self.failing
-        longer = 1.05**since if self.kind == "length" and wrong else 1.0
+        longer = min(6.0, 1.1**since) if self.kind == "length" and wrong else 1.0
         if reward is None:
             reward = float(rng.random() < (0.12 if group < self.failing else 0.7))
         by_chance = step > 0 and rng.random() < min(0.9, 0.1 * longer**2)
+        if self.kind == "length" and by_chance:
+            reward = 0.0
         giant = not reward and (repeats or by_chance)
         parts = self._parts(rng, giant, longer)
         text = self._text(rng, sum(told + said for told, said in parts))
@@ -177,7 +179,7 @@ class SyntheticRun:
         if self.kind == "engine" and wrong:
             distance *= 20
         if giant and repeats:
-            at = slice(turns[-1].start + min(200, self.cap // 8), turns[-1].end)
+            at = slice(turns[-1].start + self.cap // 40, turns[-1].end)
             text[at] = self._loop(rng, group, at.stop - at.start)
             likely[at] *= 0.02
             distance[at] -= rng.exponential(0.06 * min(64.0, 1.15**since), at.stop - at.start)
@@ -218,7 +220,7 @@ class SyntheticRun:
     def _loop(self, rng: np.random.Generator, group: int, count: int) -> NDArray[np.int32]:
         """The loop of a task, left for a token now and then."""
         said = np.resize(self._text(np.random.default_rng(group), _LOOP), count)
-        places = rng.integers(0, count, max(1, count // 500))
+        places = rng.integers(0, count, count // 500)
         said[places] = rng.choice(self.source, len(places))
         return said
 

@@ -35,6 +35,8 @@ usage: glm52 VERB [...]
   stop RUN                    stop a run, wherever it runs; it can be resumed
   report RUN                  write RUN/report.html again
   samples RUN [SAMPLE]        the samples of a step; the transcript of one
+  forensics RUN [--step a:b]  is a run healthy; if not, since when, where and why:
+                              a run folder, or dumps of slime or miles
   diff A B [C ...]            what differs between runs, experiments or
                               overrides, and what that allows to conclude
   tasks show SET              a task set: difficulty, category, limits
@@ -348,6 +350,26 @@ def _samples(arguments: list[str]) -> int:
     return 0
 
 
+def _forensics(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        "glm52 forensics",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Is a run healthy; if not, since when, in which tasks, turns and tokens, by\n"
+        "what mechanism, and what would test that.",
+        epilog="exit code: 0 healthy, 1 not healthy or undetermined, 2 bad input\n"
+        "docs/forensics.md tells the mechanisms and the keys of --json.",
+    )
+    parser.add_argument(
+        "run", type=Path, help="run folder, also of a run that goes on; or dumps of slime or miles"
+    )
+    parser.add_argument("--step", metavar="A:B", help="these steps alone: 12, 5:20, 5: or :20")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(arguments)
+    from .analysis.forensics.verb import run
+
+    return run(options.run, options.step, as_text=not options.json)
+
+
 def _diff(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         "glm52 diff",
@@ -522,6 +544,7 @@ _VERBS: dict[str, Callable[[list[str]], int]] = {
     "stop": _stop,
     "report": _report,
     "samples": _samples,
+    "forensics": _forensics,
     "diff": _diff,
     "tasks": _tasks,
     "weights": _weights,

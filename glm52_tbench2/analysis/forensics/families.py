@@ -11,6 +11,8 @@ from .scan import LongTurn, Scan
 
 _CANDIDATES = 4
 """Families that share most with a turn are compared with it."""
+_LEAST_SHARED = 0.4
+"""Of what a sketch kept: the part that a family must have, or it is not compared."""
 _HOLDERS = 16
 """Newest families that a shingle points to: one that is in all turns tells nothing."""
 MOST = 100
@@ -102,8 +104,14 @@ class Index:
 
     def _family(self, sketch: Sketch) -> Family:
         having = self._having
-        shared = Counter(n for value in sketch.hashes for n in having.get(value, ()))
-        for number, _ in shared.most_common(_CANDIDATES):
+        shared: Counter[int] = Counter()
+        for value, count in zip(sketch.hashes, sketch.counts, strict=True):
+            for number in having.get(value, ()):
+                shared[number] += count
+        least = _LEAST_SHARED * sum(sketch.counts)
+        for number, common in shared.most_common(_CANDIDATES):
+            if common < least:
+                break
             if likeness(self.families[number].sketch, sketch) >= self._similarity:
                 return self.families[number]
         for value in sketch.hashes:

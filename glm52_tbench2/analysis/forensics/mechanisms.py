@@ -1,5 +1,6 @@
 """The mechanisms, each judged on pieces of evidence; docs/forensics.md explains their limits."""
 
+from itertools import pairwise
 from typing import Any
 
 from ...config.schema import Sign
@@ -32,7 +33,6 @@ def repeated_turns(found: Examination) -> tuple[list[Evidence], Account]:
     cut = _mean([one.near_cap_share for one in named])
     negative = _mean([one.negative_share for one in named if one.negative_share is not None])
     drifting = _alarms(found, Sign.capped_burst, Sign.negative_truncated, Sign.mismatch_growth)
-    moved = worst.moves if worst is not None else []
     evidence = [
         Evidence("recurring", 3, bool(named), (
             f"{len(named)} families of near-identical turns in {repeats} steps or more, "
@@ -63,18 +63,17 @@ def repeated_turns(found: Examination) -> tuple[list[Evidence], Account]:
             f"{worst.looped:.0%} of the tokens of {worst.name} are within loops; mean |D| "
             f"{worst.in_loop:.3g} there, {worst.outside:.3g} elsewhere in its turns"
         )
-    del moved
     return evidence, Account(first, _tasks(named), _samples(named), tokens_told)
 
 
 def staleness(found: Examination) -> tuple[list[Evidence], Account]:
     """Tokens of older weights differ, fresh ones do not."""
     numbers = found.measures
-    old, fresh, before = numbers.late("drift_old"), numbers.late("drift_fresh"), None
+    old, fresh = numbers.late("drift_old"), numbers.late("drift_fresh")
     ages = by_age(numbers.scans[-numbers.edge :])
     before = numbers.early("drift_fresh")
     levels = [drift for drift, count in ages.values() if count > 100]
-    rising = sum(a < b for a, b in zip(levels, levels[1:], strict=False))
+    rising = sum(a < b for a, b in pairwise(levels))
     ratio = old / fresh if old is not None and fresh else None
     evidence = [
         _mismatched(found),
@@ -130,7 +129,8 @@ def churn(found: Examination) -> tuple[list[Evidence], Account]:
             "no evaluations" if not found.about.evals
             else alarm.sentence if alarm else "held-out tasks are not lost", needed=True),
         Evidence("mismatch calm", 2, calm,
-            "the mismatch is unknown" if kl is None else f"train_rollout_kl is {kl:.3g} at the end"),
+            "the mismatch is unknown" if kl is None
+            else f"train_rollout_kl is {kl:.3g} at the end"),
         Evidence("training reward holds", 1,
             None if before is None or after is None else after >= before - 0.05,
             "rewards are unknown" if before is None or after is None

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from ..sentinel.sketch import SHINGLE, Sketch, shingle_hashes, sketch
 from .source import Step, spans
 
-LONGEST = 128
+LONGEST = 96
 """Turns of a step that are compared with those of other steps: its longest."""
 LEAST = 32
 """Tokens of a turn below which it is never compared."""

@@ -1,0 +1,163 @@
+"""The verdict on a run: the mechanism that fits best, how sure that is, and what would test it."""
+
+from dataclasses import dataclass, field
+
+from ...config.compose import compose
+from ...config.errors import UserError
+from ...config.paths import command
+from ...config.schema import RunConfig, Sign
+from ..diff.experiments import spell
+from ..diff.sides import plain_knobs
+from .evidence import Account, Finding, Mechanism
+from .examine import Examination
+from .mechanisms import MECHANISMS
+
+LEAST_STEPS = 10
+"""Steps below which no run is called healthy."""
+_ENOUGH = 30
+"""Steps from which a healthy run is very likely so."""
+_AFTER = 20
+"""Steps that an experiment goes on beyond the onset."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """The smallest run that would test the verdict."""
+
+    command: str
+    predicts: str
+
+
+@dataclass
+class Verdict:
+    """What is said first."""
+
+    name: str
+    """Of a mechanism; healthy or undetermined."""
+    sentence: str
+    confidence: str
+    score: float
+    """In [0, 1]."""
+    account: Account
+    findings: list[Finding]
+    """Every mechanism, the best score first."""
+    against: list[str] = field(default_factory=list)
+    """What speaks against it, or is missing for it."""
+    remedy: str = ""
+    experiment: Experiment | None = None
+    unknown: list[str] = field(default_factory=list)
+    """What this run cannot tell; a sentence each."""
+
+
+def verdict(found: Examination) -> Verdict:
+    """Judges every mechanism and names the one with the best score."""
+    findings = [Finding(one, *one.judge(found)) for one in MECHANISMS]
+    findings.sort(key=lambda one: -one.score)
+    unknown = _unknown(found)
+    best = findings[0]
+    if best.told and len(found.measures.scans) > 1:
+        against = [one.sentence for one in best.evidence if one.holds is False]
+        against += [f"not known: {one.sentence}" for one in best.evidence if one.holds is None]
+        against += [
+            f"{one.mechanism.title} fits too ({one.score:.2f})" for one in findings[1:] if one.told
+        ]
+        return Verdict(
+            best.mechanism.name,
+            f"Not healthy: {best.mechanism.title}",
+            best.confidence,
+            best.score,
+            best.account,
+            findings,
+            against,
+            best.mechanism.remedy,
+            _experiment(found, best),
+            unknown,
+        )
+    return _without(found, findings, unknown)
+
+
+def _without(found: Examination, findings: list[Finding], unknown: list[str]) -> Verdict:
+    """The verdict where no mechanism is named."""
+    numbers = found.measures
+    count = len(numbers.scans)
+    signs = [one for one in sorted(numbers.open) if one != Sign.visits.name]
+    name = "undetermined"
+    sure, score = "", 0.0
+    if not count:
+        sentence = "Nothing can be said: no step could be read"
+    elif count < LEAST_STEPS:
+        sentence = f"Undetermined: {count} steps are too few, {LEAST_STEPS} are needed"
+    elif numbers.late("kl") is None:
+        sentence = "Undetermined: without log-probs of both sides no mismatch is known"
+    elif signs:
+        sentence = f"Undetermined: {', '.join(signs)} found, and no mechanism explains it"
+    else:
+        name, sentence = "healthy", "Healthy: no mechanism is found and no sign is open"
+        known = (count >= _ENOUGH, bool(found.about.evals), bool(found.about.metrics))
+        score = 0.65 + 0.35 * sum(known) / len(known)
+        sure = "very likely" if all(known) else "likely"
+    against = [
+        f"{one.sign} was found at step {one.step}: {one.sentence}"
+        for one in numbers.alarms
+        if one.sign != Sign.visits.name
+    ]
+    return Verdict(name, sentence, sure, score, Account(), findings, against, unknown=unknown)
+
+
+def _experiment(found: Examination, best: Finding) -> Experiment | None:
+    config = found.about.config
+    if config is None:
+        return None
+    last = (best.account.since or max(found.measures.steps)) + _AFTER
+    words = override(config, best.mechanism, last)
+    if words is None:
+        return None
+    return Experiment(command("train", *words), best.mechanism.predicts)
+
+
+def override(config: RunConfig, mechanism: Mechanism, last: int) -> list[str] | None:
+    """Overrides that test a mechanism on a run's config in `last` steps, proven by composing them;
+    None where the config does not compose in this checkout, or each of them is in it already.
+    """
+    base = spell(plain_knobs(config))
+    if base is None:
+        return None
+    for test in mechanism.tests:
+        lasting = [] if any(word.startswith("steps=") for word in test) else [f"steps={last}"]
+        words = [*base, *test, *lasting]
+        words = list({word.partition("=")[0]: word for word in words}.values())
+        try:
+            changed = compose(words)
+        except UserError:
+            continue
+        if plain_knobs(changed) | {"steps": 0} != plain_knobs(config) | {"steps": 0}:
+            return words
+    return None
+
+
+def _unknown(found: Examination) -> list[str]:
+    """What is missing in this run, and what can't be told because of it."""
+    numbers = found.measures
+    scans = numbers.scans
+    if not scans:
+        return []
+    missing = []
+    if len(scans) == 1:
+        missing.append("There is one step alone: nothing is known of how anything changes.")
+    unscored = [scan.step for scan in scans if not scan.scored]
+    if unscored:
+        which = "every step" if len(unscored) == len(scans) else f"{len(unscored)} steps"
+        missing.append(
+            f"Log-probs of trainer or engine are missing in {which}: no |D|, no mismatch there."
+        )
+    if all(scan.age is None for scan in scans):
+        missing.append("Weight versions are missing: staleness cannot be told from numerics.")
+    if all("entropy" not in found for found in numbers.series.values()):
+        missing.append("Entropy is missing: a collapse of it cannot be told.")
+    if not found.about.evals:
+        missing.append("There are no evaluations: overfitting cannot be told.")
+    if not any("grad_norm" in found for found in numbers.series.values()):
+        missing.append("The trainer's metrics are missing: an update of 0 cannot be told.")
+    if all(scan.truncated is None for scan in scans):
+        missing.append("Whether a sample is truncated is missing.")
+    return missing
