@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..sentinel.sketch import Sketch, likeness
-from .scan import LongTurn, Scan
+from .scan import LEAST, LongTurn, Scan
 
 _CANDIDATES = 4
 """Families that share most with a turn are compared with it."""
@@ -130,8 +130,9 @@ def recurring(families: Iterable[Family]) -> tuple[list[Family], int]:
 
 
 def repeats(scans: Sequence[Scan], most: int) -> tuple[list[Repeat], float]:
-    """Identical turns that are in several steps, those with the most tokens first, at most `most`;
-    and the share of all generated tokens in turns that an earlier step already had.
+    """Identical turns of LEAST tokens or more that are in several steps, at most `most`, those with
+    the most tokens first; and the share of all generated tokens in turns that an earlier step
+    already had, of any length.
     """
     scans = [scan for scan in scans if scan.digest is not None and len(scan.length)]
     if not scans:
@@ -147,7 +148,8 @@ def repeats(scans: Sequence[Scan], most: int) -> tuple[list[Repeat], float]:
     again = float(lengths[place > place[first][inverse]].sum() / lengths.sum())
     found = []
     for one in np.argsort(-(counts - 1) * lengths[first], kind="stable")[: 4 * most]:
-        members = np.flatnonzero(inverse == one) if counts[one] > 1 else []
+        worth = counts[one] > 1 and lengths[first[one]] >= LEAST
+        members = np.flatnonzero(inverse == one) if worth else []
         steps = len(set(place[members]))
         if steps < 2:
             continue

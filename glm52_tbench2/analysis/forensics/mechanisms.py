@@ -4,6 +4,7 @@ from itertools import pairwise
 from typing import Any
 
 from ...config.schema import Sign
+from ..sentinel.detectors import KL
 from .evidence import Account, Evidence, Mechanism
 from .examine import Examination
 from .measures import by_age, by_task
@@ -12,6 +13,8 @@ from .profiles import Profile
 _HEALTHY_KL = 0.054
 """train_rollout_kl of the published healthy run: at most."""
 _GROWN = 2.0
+_CLEAR = 1.3
+"""Times the baseline's median: growth is told to start with the first step above."""
 _FEW = 0.3
 """Share of all |D| that few families must hold, or must not."""
 
@@ -225,10 +228,12 @@ def _spread(found: Examination) -> Evidence:
 
 def _since_growth(found: Examination, tokens: str) -> Account:
     alarm = found.measures.sign(Sign.mismatch_growth)
-    since = alarm.evidence["since"] if alarm else None
-    if since is None:
-        over = [s for s, kl in found.measures.values("kl").items() if kl > _HEALTHY_KL]
-        since = over[0] if over else None
+    name, limit, first = "kl", _HEALTHY_KL, 0
+    if alarm is not None:
+        first, limit = alarm.evidence["since"], _CLEAR * alarm.evidence["baseline"]
+        name = "kl" if alarm.evidence["metric"] == KL else "drift"
+    values = found.measures.values(name)
+    since = next((step for step in values if step >= first and values[step] > limit), None)
     tasks = by_task(found.measures.scans[-found.measures.edge :])
     return Account(since, sorted(tasks, key=lambda one: -tasks[one]), tokens=tokens)
 

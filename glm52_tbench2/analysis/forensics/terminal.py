@@ -34,7 +34,7 @@ def show(found: Examination, said: Verdict, console: Console | None = None) -> N
     console = suited(console)
 
     def line(text: str, style: str = "", indent: int = 0) -> None:
-        print_line(console, Text(text, style), indent)
+        print_line(console, Text(printable(text), style), indent)
 
     colour = {"healthy": "bold green", "undetermined": "bold yellow"}.get(said.name, "bold red")
     sure = f" ({said.confidence}, {said.score:.2f})" if said.confidence else ""
@@ -96,7 +96,7 @@ def _families(console: Console, found: Examination) -> None:
         print_line(console, Text(f"turns that come again{rest}", "bold"))
     for one in found.families[:_FAMILIES]:
         for text, style in _family(one):
-            print_line(console, Text(text, style), 2)
+            print_line(console, Text(printable(text), style), 2)
     for one in found.repeats[:3]:
         print_line(
             console,
@@ -157,6 +157,11 @@ def bars(values: list[float], least: float | None = None, width: int = 20) -> st
     low = min(means) if least is None else least
     span = max(max(means) - low, 1e-12)
     return "".join(_BARS[1 + round((len(_BARS) - 2) * (value - low) / span)] for value in means)
+
+
+def printable(text: str) -> str:
+    """Names in dumps of others may hold what moves a terminal's cursor."""
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
 def _some(names: list[str], most: int) -> str:
