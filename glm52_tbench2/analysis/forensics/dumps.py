@@ -116,7 +116,8 @@ class DumpSource:
         """What a file holds; None, with a warning, where it is not whole or not plain."""
         import torch
 
-        plain = [np._core.multiarray._reconstruct, np._core.multiarray.scalar, np.ndarray, np.dtype]
+        made: Any = np._core.multiarray  # type: ignore[attr-defined]
+        plain = [made._reconstruct, made.scalar, np.ndarray, np.dtype]
         kinds = [type(np.dtype(name)) for name in ("i1", "u1", "i2", "i4", "i8", "f2", "f4", "f8")]
         try:
             with torch.serialization.safe_globals([*plain, *kinds, type(np.dtype(bool))]):
@@ -282,8 +283,9 @@ def _bytes(tokens: Any) -> bytes:
 def _task(row: dict[str, Any]) -> str:
     """What the metadata call it, else a digest of the prompt, which is the same every time."""
     metadata = row.get("metadata")
-    for key in _TASK_KEYS if isinstance(metadata, dict) else ():
-        if metadata.get(key):
-            return str(metadata[key])
+    known = metadata if isinstance(metadata, dict) else {}
+    for key in _TASK_KEYS:
+        if known.get(key):
+            return str(known[key])
     prompt = json.dumps(row.get("prompt", ""), sort_keys=True, default=str)
     return f"prompt {hashlib.sha256(prompt.encode()).hexdigest()[:8]}"

@@ -141,7 +141,7 @@ def _profiles(
 ) -> list[Profile]:
     scans = {one.step: one for one in measures.scans}
     late = measures.steps[-measures.edge :]
-    found = []
+    found: list[Profile] = []
     for place in readings:
         family = families[place]
         if len(family.members) > 1:

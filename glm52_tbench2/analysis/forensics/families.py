@@ -149,7 +149,7 @@ def repeats(scans: Sequence[Scan], most: int) -> tuple[list[Repeat], float]:
     found = []
     for one in np.argsort(-(counts - 1) * lengths[first], kind="stable")[: 4 * most]:
         worth = counts[one] > 1 and lengths[first[one]] >= LEAST
-        members = np.flatnonzero(inverse == one) if worth else []
+        members = np.flatnonzero((inverse == one) & worth)
         steps = len(set(place[members]))
         if steps < 2:
             continue

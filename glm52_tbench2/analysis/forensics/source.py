@@ -77,8 +77,9 @@ class About:
 class Source(Protocol):
     """A run on disk. It is handed to other processes, so it holds no open file."""
 
-    warnings: list[str]
-    """What could not be read, and so cannot be told; a sentence each."""
+    @property
+    def warnings(self) -> list[str]:
+        """What could not be read, and so cannot be told; a sentence each."""
 
     def about(self) -> About:
         """The run without its steps."""

@@ -97,12 +97,12 @@ def _families(console: Console, found: Examination) -> None:
     for one in found.families[:_FAMILIES]:
         for text, style in _family(one):
             print_line(console, Text(printable(text), style), 2)
-    for one in found.repeats[:3]:
+    for same in found.repeats[:3]:
         print_line(
             console,
             Text(
-                f"{one.count} times to the token in {one.steps} steps: {one.tokens} tokens, "
-                f"first {one.sample_id} turn {one.number}"
+                f"{same.count} times to the token in {same.steps} steps: {same.tokens} tokens, "
+                f"first {same.sample_id} turn {same.number}"
             ),
             2,
         )
