@@ -19,7 +19,7 @@ from time import perf_counter
 import numpy as np
 
 from glm52_tbench2.config.compose import compose
-from glm52_tbench2.config.schema import RunConfig
+from glm52_tbench2.config.schema import NEAR_CAP, RunConfig
 from glm52_tbench2.rollout.batch import Sample, Turn
 from glm52_tbench2.trainer.cpu import install
 from glm52_tbench2.trainer.hf import hf_config
@@ -120,6 +120,7 @@ def transformers_step(run: RunConfig, folder: Path, batch: list[Sample]) -> Call
             max_tokens=run.parallel.max_tokens_per_rank,
             multiple=1,
             context=(0, 1),
+            near_cap=NEAR_CAP * run.rollout.max_turn_tokens,
             device=torch.device("cpu"),
         ):
             loss = loss_of(micro)

@@ -53,6 +53,7 @@ MAY_BE_ZERO = {
     "optim.warmup_steps",
     "optim.grad_split_every",
     "optim.weight_decay",
+    "rollout.lag",
     "rollout.max_staleness",
 }
 """Numbers that have a meaning at 0; every other is above, and none is below."""
@@ -166,6 +167,16 @@ def _rollout(config: RunConfig) -> list[str]:
         found.append(
             "rollout.max_staleness has no meaning in rollout.mode=sync, where nothing is stale; "
             "set it to null."
+        )
+    if rollout.mode is Mode.fully_async and rollout.lag:
+        found.append(
+            f"rollout.lag is {rollout.lag}, but with rollout.mode=fully_async the ages of tokens "
+            "depend on timing; write rollout.mode=sync, or rollout.max_staleness for a bound."
+        )
+    if rollout.prompts_per_step % rollout.groups_per_draw:
+        found.append(
+            f"rollout.groups_per_draw ({rollout.groups_per_draw}) does not divide "
+            f"rollout.prompts_per_step ({rollout.prompts_per_step}); change one of them."
         )
     if rollout.max_concurrent_samples > config.sandbox.max_concurrent:
         found.append(
@@ -428,6 +439,11 @@ def _gpus(config: RunConfig) -> list[str]:
 
 def _transport(config: RunConfig) -> list[str]:
     engine, parallel = config.engine, config.parallel
+    if engine.dtype == "fp8_rounded" and not config.trains:
+        return [
+            "engine.dtype=fp8_rounded rounds what a trainer sends, and an evaluation has none; "
+            "write float32, bfloat16 or fp8."
+        ]
     if engine.transport is WeightTransport.disk:
         return []
     name, found = engine.transport.name, []

@@ -57,6 +57,7 @@ CLASSES: dict[str, Judgement] = {
     "rollout.samples_per_prompt": _measured(
         "a group holds another number of samples", held_out=False
     ),
+    "rollout.groups_per_draw": _measured("a step visits other tasks", held_out=False),
     "rollout.temperature": _measured("samples are drawn at another temperature", held_out=False),
     "rollout.max_turn_tokens": _measured("a turn is cut at another length"),
     "rollout.max_session_tokens": _measured("an episode is cut at another length"),
@@ -69,6 +70,7 @@ CLASSES: dict[str, Judgement] = {
     "rollout.mode": _TRAINING,
     "rollout.pause_mode": _TRAINING,
     "rollout.max_staleness": _TRAINING,
+    "rollout.lag": _TRAINING,
     "rollout.batch_order": _TRAINING,
     "rollout.max_waiting_batches": _TRAINING,
     "clip": _TRAINING,

@@ -84,6 +84,12 @@ class Overlong(Enum):
     penalty = "penalty"
 
 
+class Capped(Enum):
+    keep = "keep"
+    mask_negative = "mask_negative"
+    mask_positive = "mask_positive"
+
+
 class KlEstimator(Enum):
     k1 = "k1"
     k2 = "k2"
@@ -234,6 +240,8 @@ class RolloutConfig:
     """Task groups in one training batch."""
     samples_per_prompt: int = MISSING
     """Episodes of one group."""
+    groups_per_draw: int = MISSING
+    """Groups in a row that a drawn task gets; prompts_per_step: a step trains one task."""
     temperature: float = MISSING
     """Sampling temperature; log-probs are taken at the same temperature."""
     max_turn_tokens: int = MISSING
@@ -256,6 +264,8 @@ class RolloutConfig:
     """Running requests at a weight update: in_place keeps their KV cache, retract drops it."""
     max_staleness: int | None = MISSING
     """Most weight versions a token may be behind when it is trained (fully_async); null: any."""
+    lag: int = MISSING
+    """sync: weight versions that a batch is behind when it is trained, exactly, but at the start."""
     batch_order: BatchOrder = MISSING
     """fully_async: a batch takes the first groups that finish, or in the order they were drawn."""
     max_waiting_batches: int = MISSING
@@ -302,6 +312,8 @@ class ClipConfig:
     """How token losses become one number."""
     overlong: Overlong = MISSING
     """Truncated samples: kept, masked from the loss, or penalised in reward."""
+    capped: Capped = MISSING
+    """Turns near the cap: kept, or their tokens masked from the loss where A < 0, or where A > 0."""
     overlong_buffer: int = MISSING
     """penalty: tokens before the session budget over which the penalty grows."""
     overlong_factor: float = MISSING
@@ -361,7 +373,7 @@ class EngineConfig:
     gpus_per_engine: int = MISSING
     """Accelerators one server spans, over all of its nodes; 0 on a CPU."""
     dtype: str = MISSING
-    """Weights' precision in the engine: fp8, bfloat16 or float32."""
+    """Weights' precision: float32, bfloat16, fp8, or fp8_rounded (fp8 values, float32 compute)."""
     transport: WeightTransport = MISSING
     """How new weights reach engines: disk, distributed (NCCL, gloo), tensor (shared memory)."""
     bucket_bytes: int = MISSING

@@ -36,6 +36,8 @@ DTYPES = {
     "float32": ("--dtype", "float32"),
     "bfloat16": ("--dtype", "bfloat16"),
     "fp8": ("--quantization", "fp8"),
+    # fp8's weights without its arithmetic, for an engine that has none.
+    "fp8_rounded": ("--dtype", "float32"),
 }
 SET_HERE = {
     "model-path": "model.path",
@@ -75,6 +77,8 @@ def server_command(
     awaits_fp8 = config.trains and engine.dtype == "fp8" and not fp8.holds_fp8(model_path)
     # Without a folder of each version it may start from weights that the trainer is past.
     told = engine.transport is WeightTransport.disk and not awaits_fp8
+    if config.trains and engine.dtype == "fp8_rounded" and version == 0:
+        told = False  # the starting weights are not rounded before the trainer sends them
     tag = str(version) if told else NO_VERSION
     if engine.dtype not in DTYPES:
         raise UserError(f"engine.dtype is {engine.dtype}; write one of {', '.join(DTYPES)}.")

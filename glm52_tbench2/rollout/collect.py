@@ -49,8 +49,8 @@ class Collector:
         """
         rollout = self._config.rollout
         limits = Limits.of(self._config, rollout.temperature)
-        drawn = enumerate(schedule.draws(tasks, self._config.seed, step, rollout.prompts_per_step))
-        wanted = rollout.prompts_per_step
+        wanted, repeats = rollout.prompts_per_step, rollout.groups_per_draw
+        drawn = enumerate(schedule.draws(tasks, self._config.seed, step, wanted, repeats))
         self._player.progress.enter("generate", step, wanted * rollout.samples_per_prompt)
         began = perf_counter()
         kept: list[list[Sample]] = []

@@ -52,8 +52,8 @@ log = logging.getLogger(__name__)
 class Driver:
     """One run's driver.
 
-    In synchronous mode it generates step N with version N - 1, waits, and goes on; in fully
-    asynchronous mode it generates all the time, and a batch is written when its groups are there.
+    In synchronous mode it generates step N with version N - 1 (or rollout.lag versions before), waits,
+    and goes on; in fully asynchronous mode it generates all the time, and a batch is written when its groups are there.
     """
 
     def __init__(
@@ -91,6 +91,7 @@ class Driver:
             self.progress.write(self.run_dir)
 
     async def _take_turns(self) -> None:
+        rollout = self.config.rollout
         for step in range(1, self.config.steps + 1):
             if self._have("rollouts", step):
                 continue
@@ -98,8 +99,28 @@ class Driver:
             if not await self._wait_for(step - 1, step):
                 log.warning("step %d has no batch and is trained: nothing to do", step)
                 continue
-            samples, stats = await self.collector.step(self.train_tasks, step, step - 1)
-            self._write(step, samples, stats)
+            made = self._held(step) or await self._make(step, step - 1)
+            for ahead in range(step + 1, 1 + min(step + rollout.lag, self.config.steps)):
+                if not self._held(ahead):
+                    samples, stats = await self._make(ahead, step - 1)
+                    write_batch(self._held_path(ahead), samples, self.identity, ahead, stats)
+            # Last: with its file the weights may change, and what is made ahead is of these.
+            self._write(step, *made)
+            self._held_path(step).unlink(missing_ok=True)
+
+    async def _make(self, step: int, version: int) -> tuple[list[Sample], dict[str, float]]:
+        return await self.collector.step(self.train_tasks, step, version)
+
+    def _held(self, step: int) -> tuple[list[Sample], dict[str, float]] | None:
+        """The batch of `step` if it is made already, ahead of its turn (rollout.lag)."""
+        path = self._held_path(step)
+        try:
+            return read_batch(path, self.identity, step), read_info(path).stats
+        except (FileNotFoundError, CorruptBatchError):
+            return None
+
+    def _held_path(self, step: int) -> Path:
+        return batch_path(self.run_dir, "rollouts/held", step)
 
     async def _stream(self) -> None:
         there = [step for step in range(1, self.config.steps + 1) if self._have("rollouts", step)]

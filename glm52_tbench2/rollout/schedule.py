@@ -17,13 +17,14 @@ def shuffled(tasks: Sequence[str], *key: object) -> list[str]:
     return sorted(tasks, key=lambda task: _hash(*key, task))
 
 
-def draw(tasks: Sequence[str], seed: int, number: int) -> str:
-    """The task of draw `number` (from 0) of endless epochs, each a fresh shuffle of `tasks`."""
-    epoch, place = divmod(number, len(tasks))
+def draw(tasks: Sequence[str], seed: int, group: int, repeats: int) -> str:
+    """The task of group `group` (from 0): endless epochs, each a fresh shuffle of `tasks`, in which
+    every task gets `repeats` groups in a row."""
+    epoch, place = divmod(group // repeats, len(tasks))
     return shuffled(tasks, seed, "epoch", epoch)[place]
 
 
-def draws(tasks: Sequence[str], seed: int, step: int, per_step: int) -> Iterator[str]:
+def draws(tasks: Sequence[str], seed: int, step: int, per_step: int, repeats: int) -> Iterator[str]:
     """The tasks step `step` (1-based) draws, without end.
 
     The first `per_step` are the step's share of endless epochs (see :func:`draw`).
@@ -31,7 +32,7 @@ def draws(tasks: Sequence[str], seed: int, step: int, per_step: int) -> Iterator
     tasks it has not drawn first, and leave the epochs untouched.
     """
     first = (step - 1) * per_step
-    share = [draw(tasks, seed, number) for number in range(first, first + per_step)]
+    share = [draw(tasks, seed, group, repeats) for group in range(first, first + per_step)]
     yield from share
     unseen = [task for task in tasks if task not in share]
     yield from shuffled(unseen, seed, "refill", step)

@@ -167,9 +167,9 @@ class Stream:
                 return group, group.to_start.popleft()
         if not self._books.may_start(self._version):
             return None
-        number = self._books.start(self._version)
-        task_id = schedule.draw(self._tasks, self._config.seed, number)
-        indices = deque(range(self._config.rollout.samples_per_prompt))
+        number, rollout = self._books.start(self._version), self._config.rollout
+        task_id = schedule.draw(self._tasks, self._config.seed, number, rollout.groups_per_draw)
+        indices = deque(range(rollout.samples_per_prompt))
         group = self._groups[number] = _Group(number, task_id, self._version, indices)
         return group, group.to_start.popleft()
 

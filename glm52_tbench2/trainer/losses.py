@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from glm52_tbench2.config.schema import (
+    Capped,
     ClipConfig,
     Correction,
     MisConfig,
@@ -46,6 +47,8 @@ class Tokens:
     """float32, the sample's advantage, repeated on each of its tokens."""
     truncated: Tensor
     """bool, True on every token of a truncated sample."""
+    near_cap: Tensor
+    """bool, True on every token of a turn near the per-turn cap (config.schema.NEAR_CAP)."""
     mask: Tensor
     """bool, True on generated tokens."""
     sample_index: Tensor
@@ -102,7 +105,8 @@ def token_weights(logp: Tensor, tokens: Tokens, clip: ClipConfig) -> Tensor:
                 the direction it has already gone (Qi et al. 2026, arXiv 2602.04879, binary total
                 variation). lo = hi = 1 leaves the mask alone.
 
-    With overlong = mask, every token of a truncated sample gets 0.
+    With overlong = mask, every token of a truncated sample gets 0; with capped = mask_negative,
+    every token of a turn near the cap where A < 0, with mask_positive where A > 0.
     """
     with torch.no_grad():
         log_rho = torch.where(tokens.mask, tokens.old_logp - tokens.rollout_logp, 0.0)
@@ -127,6 +131,10 @@ def token_weights(logp: Tensor, tokens: Tokens, clip: ClipConfig) -> Tensor:
         keep = tokens.mask
         if clip.overlong is Overlong.mask:
             keep = keep & ~tokens.truncated
+        if clip.capped is Capped.mask_negative:
+            keep = keep & ~(tokens.near_cap & (tokens.advantages < 0))
+        elif clip.capped is Capped.mask_positive:
+            keep = keep & ~(tokens.near_cap & (tokens.advantages > 0))
         return torch.where(keep, weights, 0.0)
 
 

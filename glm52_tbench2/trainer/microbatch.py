@@ -73,6 +73,7 @@ def micro_batches(
     max_tokens: int,
     multiple: int,
     context: tuple[int, int],
+    near_cap: float,
     device: torch.device,
 ) -> list[MicroBatch]:
     """This data-parallel rank's micro-batches of the samples `indices`.
@@ -82,13 +83,14 @@ def micro_batches(
         multiple: a rank's inputs are padded to a multiple of this, so that the tensor-parallel
             ranks can share them evenly.
         context: this context-parallel rank, and how many share a micro-batch.
+        near_cap: tokens from which a turn is near the per-turn cap.
     """
     lengths = [trained_length(batch[i]) for i in indices]
     # What cannot be trained is not computed; it still counts in the loss's divisors.
     worth = [(i, n) for i, n in zip(indices, lengths, strict=True) if n]
     mine = pack([n for _, n in worth], num_ranks, max_tokens * context[1])[rank]
     return [
-        _pack_samples(batch, [worth[j][0] for j in bin_], multiple, context, device)
+        _pack_samples(batch, [worth[j][0] for j in bin_], multiple, context, near_cap, device)
         for bin_ in mine
     ]
 
@@ -121,6 +123,7 @@ def _pack_samples(
     indices: list[int],
     multiple: int,
     context: tuple[int, int],
+    near_cap: float,
     device: torch.device,
 ) -> MicroBatch:
     rank, num_ranks = context
@@ -137,27 +140,36 @@ def _pack_samples(
             found[start : start + len(array)] = array
         return torch.from_numpy(found).to(device)
 
-    def of_labels(name: str, dtype: type) -> Tensor:
-        arrays = [getattr(batch[i], name) for i in indices]
+    def of_labels(arrays: list[np.ndarray], dtype: type) -> Tensor:
         return joined([a[1 : n + 1] for a, n in zip(arrays, lengths, strict=True)], dtype)
 
     def of_samples(values: Sequence[float], dtype: type) -> Tensor:
         return joined([np.full(n, v) for v, n in zip(values, padded, strict=True)], dtype)
 
+    samples = [batch[i] for i in indices]
     known = Tokens(
         old_logp=torch.zeros(sum(padded) + padding, device=device),
-        rollout_logp=of_labels("rollout_logprobs", np.float32),
-        advantages=of_samples([batch[i].advantage for i in indices], np.float32),
-        truncated=of_samples([batch[i].truncated for i in indices], np.bool_),
-        mask=of_labels("loss_mask", np.bool_),
+        rollout_logp=of_labels([s.rollout_logprobs for s in samples], np.float32),
+        advantages=of_samples([s.advantage for s in samples], np.float32),
+        truncated=of_samples([s.truncated for s in samples], np.bool_),
+        near_cap=of_labels([_in_long_turns(s, near_cap) for s in samples], np.bool_),
+        mask=of_labels([s.loss_mask for s in samples], np.bool_),
         sample_index=of_samples(range(len(indices)), np.int64),
     )
     packed = Packed.of([*padded, padding] if padding else padded, device, num_ranks, rank)
-    inputs = [batch[i].tokens[:n] for i, n in zip(indices, lengths, strict=True)]
+    inputs = [s.tokens[:n] for s, n in zip(samples, lengths, strict=True)]
     return MicroBatch(
         samples=indices,
         tokens=joined(inputs, np.int64)[packed.mine],
-        labels=of_labels("tokens", np.int64)[packed.mine],
+        labels=of_labels([s.tokens for s in samples], np.int64)[packed.mine],
         packed=packed,
         known=known,
     )
+
+
+def _in_long_turns(sample: Sample, least: float) -> np.ndarray:
+    """[T] bool, True on the tokens of turns that have `least` tokens or more."""
+    found = np.zeros(len(sample.tokens), dtype=np.bool_)
+    for turn in sample.turns:
+        found[turn.start : turn.end] = turn.end - turn.start >= least
+    return found

@@ -16,7 +16,7 @@ from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
-from glm52_tbench2.config.schema import RunConfig
+from glm52_tbench2.config.schema import NEAR_CAP, RunConfig
 from glm52_tbench2.rollout.batch import Sample
 
 from .losses import BatchTotals, rl_loss
@@ -205,6 +205,7 @@ class TrainStep:
                 parallel_state.get_context_parallel_rank(),
                 parallel_state.get_context_parallel_world_size(),
             ),
+            near_cap=NEAR_CAP * self.run.rollout.max_turn_tokens,
             device=torch.device(torch.cuda.current_device()),
         )
 

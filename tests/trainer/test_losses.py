@@ -58,6 +58,7 @@ def make_tokens(
     sample_index: list[int] | None = None,
     mask: list[bool] | None = None,
     truncated: list[bool] | None = None,
+    near_cap: list[bool] | None = None,
 ) -> Tokens:
     n = len(old_logp)
     advantages = [advantages] * n if isinstance(advantages, float) else advantages
@@ -66,6 +67,7 @@ def make_tokens(
         rollout_logp=torch.tensor(old_logp if rollout_logp is None else rollout_logp),
         advantages=torch.tensor(advantages),
         truncated=torch.tensor(truncated or [False] * n),
+        near_cap=torch.tensor(near_cap or [False] * n),
         mask=torch.tensor(mask or [True] * n),
         sample_index=torch.tensor(sample_index or [0] * n),
     )
@@ -304,6 +306,7 @@ def random_case(seed: int, lengths: list[int]) -> tuple[Tensor, Tensor, Tokens, 
         rollout_logp=(old + normal(0.8)).clamp(max=0.0),
         advantages=torch.randn(len(lengths), generator=generator)[index],
         truncated=(torch.rand(len(lengths), generator=generator) > 0.7)[index],
+        near_cap=torch.rand(total, generator=generator) > 0.7,
         mask=mask,
         sample_index=index,
     )
@@ -320,7 +323,7 @@ def select(tokens: Tokens, order: Tensor) -> Tokens:
     return Tokens(
         **{
             name: getattr(tokens, name)[order]
-            for name in ("old_logp", "rollout_logp", "advantages", "truncated", "mask")
+            for name in ("old_logp", "rollout_logp", "advantages", "truncated", "near_cap", "mask")
         },
         sample_index=torch.tensor(renumbered, dtype=torch.int64),
     )

@@ -74,6 +74,7 @@ def train_by_transformers(run, batches):
                 rollout_logp=torch.from_numpy(sample.rollout_logprobs[1:]),
                 advantages=torch.full((size,), sample.advantage),
                 truncated=torch.full((size,), sample.truncated),
+                near_cap=torch.zeros(size, dtype=torch.bool),
                 mask=torch.from_numpy(sample.loss_mask[1:]),
                 sample_index=torch.zeros(size, dtype=torch.int64),
             )

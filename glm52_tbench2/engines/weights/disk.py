@@ -22,7 +22,7 @@ class DiskSender(Sender):
     ) -> Callable[[], Awaitable[None]]:
         """Publishes the version, once. Raises OSError too."""
         # The starting weights need no copy, unless the engines want them in fp8.
-        start_will_do = version == 0 and self.config.engine.dtype != "fp8"
+        start_will_do = version == 0 and not self.config.engine.dtype.startswith("fp8")
         folder = self.start if start_will_do else self._publish(tensors, version)
         body = {"model_path": str(folder.resolve()), "flush_cache": False}
 

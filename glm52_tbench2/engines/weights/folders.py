@@ -85,6 +85,8 @@ def outgoing(
     weight that it is not given as it was.
     """
     whole = _like_start(tensors, start)
+    if dtype == "fp8_rounded":
+        return fp8.rounded(whole)
     return fp8.quantised(whole) if dtype == "fp8" else whole
 
 

@@ -49,6 +49,19 @@ def quantised(tensors: Iterable[tuple[str, "Tensor"]]) -> Iterator[tuple[str, "T
             yield name, tensor
 
 
+def rounded(tensors: Iterable[tuple[str, "Tensor"]]) -> Iterator[tuple[str, "Tensor"]]:
+    """The tensors with the values that an fp8 engine's weights have, each in its own dtype."""
+    for name, tensor in tensors:
+        yield name, dequantise(*quantise(tensor)).to(tensor.dtype) if is_quantised(name) else tensor
+
+
+def dequantise(weight: "Tensor", scales: "Tensor") -> "Tensor":
+    """[rows, columns] float32, from what :func:`quantise` gives."""
+    rows, columns = weight.shape
+    wide = scales.repeat_interleave(BLOCK, 0)[:rows].repeat_interleave(BLOCK, 1)[:, :columns]
+    return weight.float() * wide
+
+
 def scales_of(name: str) -> str:
     """The name of a weight's scales."""
     return name + SCALES

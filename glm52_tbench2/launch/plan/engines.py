@@ -69,7 +69,12 @@ def _number(config: RunConfig, argument: str) -> float | None:
 
 def weight_bytes(config: RunConfig) -> float:
     """Bytes of one parameter in an engine."""
-    sizes = {"fp8": 1 + _FLOAT32 / _SCALED**2, "bfloat16": _BFLOAT16, "float32": _FLOAT32}
+    sizes = {
+        "fp8_rounded": _FLOAT32,
+        "fp8": 1 + _FLOAT32 / _SCALED**2,
+        "bfloat16": _BFLOAT16,
+        "float32": _FLOAT32,
+    }
     return sizes.get(config.engine.dtype, _BFLOAT16)
 
 

@@ -4,7 +4,7 @@ from functools import cache
 from pathlib import Path
 from random import Random
 
-from ..sets import render_sets
+from ..sets import render_set, render_sets
 from ..split import split
 from .families import FAMILIES
 from .instance import Instance, instance_key
@@ -131,6 +131,18 @@ def render(task_id: str, instance: Instance) -> dict[str, str]:
     }
 
 
+def _more_sets(train: list[str]) -> dict[str, str]:
+    """Sets between the two sizes, each holding the smaller one, and other choices of eight.
+
+    By place in the sorted list alone, so that nobody chose a task. `train`: sorted ids.
+    """
+    sets = {f"mini{n}": (f"The first {n} tasks of mini69.", train[:n]) for n in (16, 32)}
+    for name, first in (("mini8b", 8), ("mini8c", 16)):
+        doc = f"Another eight: tasks {first + 1} to {first + 8} of mini69."
+        sets[name] = doc, train[first : first + 8]
+    return {f"{name}.yaml": render_set("mini", doc, ids) for name, (doc, ids) in sets.items()}
+
+
 def build(dest: Path) -> None:
     """Writes the suite (tasks/ and sets/) below `dest`, the same bytes every time."""
     files = {
@@ -141,6 +153,7 @@ def build(dest: Path) -> None:
     train, held_out = split_ids()
     rule = "one of each family of three or more, chosen by the rule in tasks/split.py."
     manifests = render_sets("mini", train, held_out, ("mini69", "mini8", "eval20"), rule)
+    manifests |= _more_sets(sorted(train))
     files |= {f"sets/{name}": text for name, text in manifests.items()}
     for path, text in files.items():
         target = dest / path
