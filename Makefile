@@ -1,15 +1,22 @@
 # make run: set up and run the smoke experiment. make test: set up and run every check.
+# make study: the settling experiment, hours; again, it goes on. make study-quick: a part, minutes.
 # make golden: write the resolved configs that tests/config/test_golden.py compares with.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q
 
-.PHONY: run test env lint golden clean
+.PHONY: run study study-quick test env lint golden clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.ready
 	$(BIN)/glm52 train experiment=smoke
+
+study: $(VENV)/.ready
+	$(BIN)/glm52 study $(STUDY)
+
+study-quick: $(VENV)/.ready
+	$(BIN)/glm52 study --quick $(STUDY)
 
 test: $(VENV)/.ready-dev lint
 	@scripts/tests.sh $(BIN)

@@ -29,6 +29,8 @@ usage: glm52 VERB [...]
   rerun RUN [--allow]         run the same once more, in a new folder beside it
   verify RUN [OTHER]          are its files whole; is OTHER the same, to the bit
   sweep resume DIR [--allow]  run what is missing of a sweep
+  study [DIR] [--quick] [--arms A,B] [--page]
+                              the settling experiment, run by run; its page
   sweep table DIR             print a sweep's table, write its pages again
   jobs [--all]                Slurm jobs: state, step, reward, last sign of life
   logs RUN [ROLE] [--follow]  what a run, or one of its roles, says
@@ -265,6 +267,32 @@ def _sweep(arguments: list[str]) -> int:
         return sweep.resume(options.sweep, allow=options.allow)
     sweep.show(options.sweep)
     return 0
+
+
+def _study(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        "glm52 study",
+        description="Run what is missing of the settling experiment, one run after another, and "
+        "write DIR/study.html after each; given again, it goes on where it stopped.",
+    )
+    parser.add_argument("study", type=Path, nargs="?", metavar="DIR", help="(runs/study)")
+    parser.add_argument("--quick", action="store_true", help="a part of it, in minutes")
+    parser.add_argument("--arms", default="", metavar="A,B", help="of these arms alone")
+    parser.add_argument("--page", action="store_true", help="run nothing, write the page again")
+    parser.add_argument(
+        "--allow", action="store_true", help="go on although an identity differs, and record it"
+    )
+    options = parser.parse_args(arguments)
+    study = options.study or Path("runs/study-quick" if options.quick else "runs/study")
+    if options.page:
+        from .analysis.study.page import write_page
+
+        print(write_page(study))
+        return 0
+    from .launch.study import run
+
+    arms = [arm for arm in options.arms.split(",") if arm]
+    return run(study.resolve(), options.quick, arms, options.allow)
 
 
 def _jobs(arguments: list[str]) -> int:
@@ -539,6 +567,7 @@ _VERBS: dict[str, Callable[[list[str]], int]] = {
     "rerun": _rerun,
     "verify": _verify,
     "sweep": _sweep,
+    "study": _study,
     "jobs": _jobs,
     "logs": _logs,
     "stop": _stop,

@@ -99,7 +99,7 @@ def mean_interval(rewards: Rewards) -> Interval | None:
     return Interval(mean, max(0.0, centre - half), min(1.0, centre + half), count)
 
 
-def interval_over_runs(values: Sequence[float]) -> Interval | None:
+def interval_over_runs(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
     """Mean of one number a run, for runs that differ in their seed alone; None without any.
 
     m +- t(n-1) s / sqrt(n), Student's. A single run has no interval, nor have runs that came to one
@@ -112,7 +112,7 @@ def interval_over_runs(values: Sequence[float]) -> Interval | None:
     if all(math.isclose(value, mean, rel_tol=1e-9, abs_tol=1e-12) for value in values):
         return Interval(mean, math.nan, math.nan, count)
     variance = sum((value - mean) ** 2 for value in values) / (count - 1)
-    half = t_quantile((1 + CONFIDENCE) / 2, count - 1) * math.sqrt(variance / count)
+    half = t_quantile((1 + confidence) / 2, count - 1) * math.sqrt(variance / count)
     return Interval(mean, mean - half, mean + half, count)
 
 

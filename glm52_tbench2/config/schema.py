@@ -265,7 +265,7 @@ class RolloutConfig:
     max_staleness: int | None = MISSING
     """Most weight versions a token may be behind when it is trained (fully_async); null: any."""
     lag: int = MISSING
-    """sync: weight versions that a batch is behind when it is trained, exactly, but at the start."""
+    """sync: weight versions that each batch is behind when it is trained, but at the start."""
     batch_order: BatchOrder = MISSING
     """fully_async: a batch takes the first groups that finish, or in the order they were drawn."""
     max_waiting_batches: int = MISSING
@@ -313,7 +313,7 @@ class ClipConfig:
     overlong: Overlong = MISSING
     """Truncated samples: kept, masked from the loss, or penalised in reward."""
     capped: Capped = MISSING
-    """Turns near the cap: kept, or their tokens masked from the loss where A < 0, or where A > 0."""
+    """Turns near the per-turn cap: kept, or masked from the loss where A < 0, or where A > 0."""
     overlong_buffer: int = MISSING
     """penalty: tokens before the session budget over which the penalty grows."""
     overlong_factor: float = MISSING
@@ -373,7 +373,7 @@ class EngineConfig:
     gpus_per_engine: int = MISSING
     """Accelerators one server spans, over all of its nodes; 0 on a CPU."""
     dtype: str = MISSING
-    """Weights' precision: float32, bfloat16, fp8, or fp8_rounded (fp8 values, float32 compute)."""
+    """Weights' precision: float32, bfloat16, fp8, or fp8_rounded: values of fp8 in float32."""
     transport: WeightTransport = MISSING
     """How new weights reach engines: disk, distributed (NCCL, gloo), tensor (shared memory)."""
     bucket_bytes: int = MISSING

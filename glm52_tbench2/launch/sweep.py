@@ -4,8 +4,9 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -50,18 +51,29 @@ def start(planned: Plan, sweep_dir: Path) -> list[int]:
     return _run(sweep, allow=False)
 
 
-def resume(sweep_dir: Path, allow: bool) -> int:
+def resume(
+    sweep_dir: Path,
+    allow: bool,
+    only: Collection[str] | None = None,
+    after: Callable[[], object] | None = None,
+) -> int:
     """Runs what is missing of a sweep, each point from where it stands; returns the exit code.
 
-    `allow`: also runs that would go on under another identity, which is then recorded.
+    Args:
+        allow: also runs that would go on under another identity, which is then recorded.
+        only: names of the points that are meant; None: all.
+        after: called after each point, here but not under Slurm; what it raises is told.
+
     Raises UserError, before anything is started, with all that stands in the way of any point.
     """
     sweep = SweepFiles.open(sweep_dir)
+    if only is not None:
+        sweep = replace(sweep, points=[one for one in sweep.points if one.name in only])
     todo = _prepare(sweep, allow)
     if todo and load_run_config(todo[0].path).cluster.scheduler is Scheduler.slurm:
         slurm.resume_sweep(sweep, todo, allow)
         return 0
-    return exit_code(_run(sweep, allow))
+    return exit_code(_run(sweep, allow, after))
 
 
 def show(sweep_dir: Path) -> None:
@@ -113,7 +125,7 @@ def _other_run(sweep: SweepFiles, point: SweepPoint, config: RunConfig) -> list[
     ]
 
 
-def _run(sweep: SweepFiles, allow: bool) -> list[int]:
+def _run(sweep: SweepFiles, allow: bool, after: Callable[[], object] | None = None) -> list[int]:
     console, reader = Console(), Reader()
     with lock(sweep.path):
         codes = {point.name: 0 for point in sweep.points if sweep.status(point) == "finished"}
@@ -132,6 +144,9 @@ def _run(sweep: SweepFiles, allow: bool) -> list[int]:
                     break
                 took.append(time.monotonic() - began)
                 row = _write_table(sweep, reader, point)
+                if after is not None:
+                    with _told("the runs go on."):
+                        after()
                 console.print(_result(of, point, ended, took[-1], row), soft_wrap=True)
                 console.print()
         except KeyboardInterrupt:

@@ -52,8 +52,9 @@ log = logging.getLogger(__name__)
 class Driver:
     """One run's driver.
 
-    In synchronous mode it generates step N with version N - 1 (or rollout.lag versions before), waits,
-    and goes on; in fully asynchronous mode it generates all the time, and a batch is written when its groups are there.
+    In synchronous mode it generates step N with version N - 1 (or rollout.lag versions before it),
+    waits, and goes on; in fully asynchronous mode it generates all the time, and a batch is written
+    when its groups are there.
     """
 
     def __init__(

@@ -1,0 +1,195 @@
+"""Arms against the base: differences paired by seed, at equal steps and at equal visits a task.
+
+Each interval is Student's t over seeds. With many arms some 95 % intervals leave out 0 by chance;
+a verdict is therefore taken from an interval at 1 - 0.05 / (arms compared), Bonferroni's.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..stats import CONFIDENCE, Interval, interval_over_runs
+from .measures import Measures
+from .plan import BASE, Claim, Plan
+
+LAST = 10
+"""Steps that a level is the mean of."""
+SAME = 1.5
+"""Two arms whose factor surely lies within 1 / SAME and SAME count as the same."""
+ONSET = 0.3
+"""A drift above this is a burst."""
+CLOCKS = ("steps", "visits")
+
+Runs = Mapping[str, Mapping[int, Measures]]
+"""Arm -> seed -> what its run came to."""
+
+
+def _level(name: str) -> Callable[[Measures, int], float | None]:
+    return lambda m, upto: float(np.mean(getattr(m, name)[:upto][-LAST:]))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    key: str
+    title: str
+    value: Callable[[Measures, int], float | None]
+    """Of a run's first steps, as many as given; None where nothing was measured."""
+    factor: bool = False
+    """Compared as a ratio, by its logarithm."""
+
+    def difference(self, arm: float | None, base: float | None) -> float | None:
+        if arm is None or base is None:
+            return None
+        if not self.factor:
+            return arm - base
+        return math.log(arm / base) if arm > 0 and base > 0 else None
+
+    def shown(self, interval: Interval | None) -> str:
+        """× 0.52 [0.31, 0.88] or +0.050 [-0.010, +0.110]."""
+        if interval is None:
+            return "–"
+        ends = [interval.mean, interval.low, interval.high]
+        form = "{:.2f}" if self.factor else "{:+.3f}"
+        mean, low, high = (form.format(math.exp(v) if self.factor else v) for v in ends)
+        return ("× " if self.factor else "") + (
+            f"{mean} (one run tells no interval)"
+            if math.isnan(interval.low)
+            else f"{mean} [{low}, {high}]"
+        )
+
+
+OUTCOMES = (
+    Outcome("drift", "drift on capped turns", Measures.peak, factor=True),
+    Outcome("held_out", "held-out reward", Measures.held_out_mean),
+    Outcome("reward", "training reward", _level("reward")),
+    Outcome("truncated", "truncated share", _level("truncated")),
+    Outcome("kl", "train_rollout_kl", _level("kl"), factor=True),
+)
+PRIMARY = OUTCOMES[0]
+
+
+@dataclass(frozen=True)
+class Effect:
+    """One arm against the base in one outcome, at equal steps or visits."""
+
+    arm: str
+    outcome: Outcome
+    by_seed: dict[int, float]
+    interval: Interval | None
+    """95 %."""
+    adjusted: Interval | None
+    """The same at the level that reckons with all arms compared."""
+
+    @property
+    def verdict(self) -> str:
+        """higher, lower, same (within SAME, factors alone), or "can't be told"."""
+        if self.adjusted is not None and self.adjusted.low > 0:
+            return "higher"
+        if self.adjusted is not None and self.adjusted.high < 0:
+            return "lower"
+        close = math.log(SAME)
+        known = self.outcome.factor and self.interval is not None
+        if known and -close < self.interval.low and self.interval.high < close:
+            return "same"
+        return "can't be told"
+
+    @property
+    def shown(self) -> str:
+        return self.outcome.shown(self.interval)
+
+
+def horizon(plan: Plan, run: Measures, clock: str) -> int | None:
+    """Steps of a run that are compared; None: it has not come so far."""
+    if clock == "steps":
+        return plan.steps if run.steps >= plan.steps else None
+    # Every task of the base is trained each step.
+    return next((n for n, v in enumerate(run.visits, 1) if v >= plan.steps - 1e-6), None)
+
+
+def effects(plan: Plan, runs: Runs, clock: str, outcome: Outcome) -> dict[str, Effect]:
+    """Arm -> its effect, of all arms but the base that share a seed with it."""
+    found: dict[str, dict[int, float]] = {}
+    for arm in plan.arms:
+        pairs = {
+            seed: value
+            for seed in plan.seeds
+            if arm != BASE and (value := _pair(plan, runs, clock, outcome, arm, seed)) is not None
+        }
+        if pairs:
+            found[arm] = pairs
+    level = 1 - (1 - CONFIDENCE) / max(1, len(found))
+    return {
+        arm: Effect(
+            arm,
+            outcome,
+            pairs,
+            interval_over_runs(list(pairs.values())),
+            interval_over_runs(list(pairs.values()), level),
+        )
+        for arm, pairs in found.items()
+    }
+
+
+def _pair(
+    plan: Plan, runs: Runs, clock: str, outcome: Outcome, arm: str, seed: int
+) -> float | None:
+    run, base = runs.get(arm, {}).get(seed), runs.get(BASE, {}).get(seed)
+    if run is None or base is None or base.steps < plan.steps:
+        return None
+    upto = horizon(plan, run, clock)
+    if upto is None:
+        return None
+    return outcome.difference(outcome.value(run, upto), outcome.value(base, plan.steps))
+
+
+def matters_most(plan: Plan, found: Mapping[str, Effect]) -> str:
+    """Which single change moves the primary outcome most, in a sentence; or that none can be told.
+
+    `found`: at equal steps. A change is named only if its adjusted interval leaves out no effect;
+    it alone, only if its paired difference in size to each other change leaves out 0 as well.
+    """
+    single = [e for arm, e in found.items() if len(plan.arms[arm].overrides) == 1]
+    single.sort(key=lambda e: -abs(e.interval.mean) if e.interval else 0.0)
+    clear = [e for e in single if e.verdict in ("higher", "lower")]
+    if not clear:
+        return (
+            "Can't be told: of no single change does the interval, widened for "
+            f"{len(found)} comparisons, leave out that it has no effect."
+        )
+    top, others = clear[0], [e for e in single if e is not clear[0]]
+    rivals = [plan.arms[e.arm].title for e in others if not _surely_larger(top, e)]
+    told = f"{plan.arms[top.arm].title} ({top.shown} of the base's drift at equal steps)"
+    if not rivals:
+        return f"The single change that matters most is {told}."
+    return (
+        f"{told[0].upper()}{told[1:]} has the largest clear effect; that it matters more than "
+        f"{', '.join(rivals)} can't be told."
+    )
+
+
+def _surely_larger(one: Effect, other: Effect) -> bool:
+    """Whether the size of an effect is above that of another, over the seeds they share."""
+    signs = [math.copysign(1.0, e.interval.mean) for e in (one, other) if e.interval]
+    seeds = sorted(set(one.by_seed) & set(other.by_seed))
+    gap = interval_over_runs(
+        [signs[0] * one.by_seed[s] - signs[1] * other.by_seed[s] for s in seeds]
+    )
+    return gap is not None and gap.low > 0
+
+
+def judge(claim: Claim, effect: Effect | None) -> str:
+    """reproduced, contradicted or "can't be told"."""
+    if effect is None or effect.verdict == "can't be told":
+        return "can't be told"
+    return "reproduced" if effect.verdict == claim.expect else "contradicted"
+
+
+def onsets(plan: Plan, runs: Sequence[Measures]) -> str:
+    """At how many visits a task each run's first burst came, as text."""
+    found = [run.onset(ONSET, run.steps) for run in runs]
+    hit = [f"{visits:.0f}" for visits in found if visits is not None]
+    if not hit:
+        return f"none of {len(found)}"
+    return f"{len(hit)} of {len(found)}, at {', '.join(hit)} visits"

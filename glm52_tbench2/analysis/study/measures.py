@@ -1,0 +1,165 @@
+"""What one run of a study came to, a number a step, on two clocks: steps, and visits a task.
+
+D = log p_trainer - log p_rollout of a generated token, before the update. A turn of NEAR_CAP of the
+per-turn cap or more is a capped one. Finished runs are read once: what they came to is kept in
+STUDY/measures/.
+"""
+
+import json
+from collections import Counter, defaultdict
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...config.files import atomic_write_bytes
+from ...config.schema import NEAR_CAP
+from ..run_files import RunFiles
+
+WINDOW = 6
+"""Steps in a row of which a drift is the mean."""
+PROBABILITIES = (0.1, 0.5, 0.9, 0.99)
+"""Between these, the classes of a token's probability as it was sampled."""
+VISITS = 10
+"""Visits a task of one class of time."""
+_COLUMNS = ("sample_id", "task_id", "turns", "loss_mask", "rollout_logprobs", "advantage")
+_FORMAT = 1
+"""Of the files in measures/: those of another are read from the runs again."""
+
+Cells = dict[str, tuple[float, int]]
+"""VISITS/PROBABILITY/SIGN/CAPPED, each a class's number -> (sum of |D|, tokens)."""
+
+
+@dataclass
+class Measures:
+    """One run. Lists have an entry a step, from step 1 on."""
+
+    visits: list[float] = field(default_factory=list)
+    """Steps that have trained on a task, mean over the tasks of the set."""
+    drift_sum: list[float] = field(default_factory=list)
+    """Sum of |D| over the tokens of capped turns."""
+    drift_tokens: list[int] = field(default_factory=list)
+    """How many these are."""
+    kl: list[float] = field(default_factory=list)
+    """train_rollout_kl."""
+    reward: list[float] = field(default_factory=list)
+    """Training reward."""
+    truncated: list[float] = field(default_factory=list)
+    """Share of samples."""
+    held_out: dict[int, dict[str, float]] = field(default_factory=dict)
+    """Trained steps -> held-out task -> mean reward."""
+    cells: Cells = field(default_factory=dict)
+
+    @property
+    def steps(self) -> int:
+        return len(self.visits)
+
+    def drift(self) -> dict[int, float]:
+        """Step -> mean |D| on the capped turns of it and up to five steps before, where any are."""
+        found = {}
+        for step in range(WINDOW, self.steps + 1):
+            tokens = sum(self.drift_tokens[step - WINDOW : step])
+            if tokens:
+                found[step] = sum(self.drift_sum[step - WINDOW : step]) / tokens
+        return found
+
+    def peak(self, upto: int) -> float | None:
+        """The largest drift in the first `upto` steps; None without a capped turn."""
+        return max((d for step, d in self.drift().items() if step <= upto), default=None)
+
+    def onset(self, above: float, upto: int) -> float | None:
+        """Visits a task at which the drift first is `above`; None: not in the first `upto`."""
+        steps = (step for step, d in self.drift().items() if step <= upto and d > above)
+        first = next(steps, None)
+        return None if first is None else self.visits[first - 1]
+
+    def held_out_mean(self, step: int) -> float | None:
+        """Held-out reward after `step` steps, every task weighing the same."""
+        found = self.held_out.get(step)
+        return None if not found else float(np.mean(list(found.values())))
+
+
+def measured(run_dir: Path, keep: Path) -> Measures:
+    """The measures of a run; of a finished one from the file `keep`, which is made if missing."""
+    run = RunFiles.open(run_dir)
+    if run.state != "finished":
+        return measure(run)
+    try:
+        content = json.loads(keep.read_text())
+        if content.pop("format") == _FORMAT:
+            return _restored(content)
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    found = measure(run)
+    atomic_write_bytes(keep, json.dumps({"format": _FORMAT, **asdict(found)}).encode())
+    return found
+
+
+def _restored(content: dict) -> Measures:
+    held_out = {int(step): tasks for step, tasks in content.pop("held_out").items()}
+    cells = {name: (float(total), int(n)) for name, (total, n) in content.pop("cells").items()}
+    return Measures(**content, held_out=held_out, cells=cells)
+
+
+def measure(run: RunFiles) -> Measures:
+    """Reads a run's step files, up to the last step that is trained and whole."""
+    found, seen = Measures(), Counter[str]()
+    kl, reward = run.series("trainer/train_rollout_kl"), run.series("rollout/reward_mean")
+    truncated = run.series("rollout/truncated_share")
+    known = (run.identity.get("made") or {}).get("task_ids") or {}
+    num_tasks = len(known.get(run.config.data.train, ()))
+    cells: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
+    steps = []
+    for step in sorted(set(run.steps("rollouts")) & set(run.steps("train")) & set(kl)):
+        if step != len(steps) + 1:
+            break
+        columns = run.columns("rollouts", step, _COLUMNS)
+        trained = run.columns("train", step, ("sample_id", "trainer_logprobs"))
+        if not columns or not trained:
+            break
+        seen.update(set(columns["task_id"]))
+        steps.append(step)
+        visits = seen.total() / (num_tasks or len(seen))
+        d, probability, sign, capped = _tokens(run, columns, trained)
+        found.visits.append(visits)
+        found.drift_sum.append(float(d[capped].sum()))
+        found.drift_tokens.append(int(capped.sum()))
+        found.kl.append(kl[step])
+        found.reward.append(reward[step])
+        found.truncated.append(truncated[step])
+        time = int(max(0.0, visits - 1e-9) // VISITS)
+        keys = (np.searchsorted(PROBABILITIES, probability, "right") * 3 + sign) * 2 + capped
+        sums, counts = np.bincount(keys, d, 30), np.bincount(keys, minlength=30)
+        for key in np.flatnonzero(counts):
+            cell = cells[f"{time}/{key // 6}/{key // 2 % 3}/{key % 2}"]
+            cell[0] += float(sums[key])
+            cell[1] += int(counts[key])
+    found.cells = {name: (total, int(n)) for name, (total, n) in cells.items()}
+    for step in run.steps("eval"):
+        columns = run.columns("eval", step, ("task_id", "reward"))
+        tasks: dict[str, list[float]] = defaultdict(list)
+        for task, value in zip(columns.get("task_id", ()), columns.get("reward", ()), strict=True):
+            tasks[task].append(float(value))
+        found.held_out[step] = {task: float(np.mean(values)) for task, values in tasks.items()}
+    return found
+
+
+def _tokens(
+    run: RunFiles, columns: dict[str, list], trained: dict[str, list]
+) -> tuple[NDArray, NDArray, NDArray, NDArray]:
+    """Of each generated token of a step: |D|, probability, sign of A as 0, 1, 2, and capped."""
+    logps = dict(zip(trained["sample_id"], trained["trainer_logprobs"], strict=True))
+    least = NEAR_CAP * run.config.rollout.max_turn_tokens
+    parts: list[tuple[NDArray, NDArray, NDArray, NDArray]] = []
+    rows = zip(*(columns[name] for name in _COLUMNS), strict=True)
+    for sample_id, _, turns, mask, rollout_logp, advantage in rows:
+        mask, capped = np.asarray(mask, bool), np.zeros(len(mask), bool)
+        for turn in turns:
+            capped[turn["start"] : turn["end"]] = turn["end"] - turn["start"] >= least
+        d = np.abs(np.asarray(logps[sample_id], np.float64) - rollout_logp)[mask]
+        sign = np.full(len(d), int(np.sign(advantage)) + 1)
+        parts.append((d, np.exp(rollout_logp[mask]), sign, capped[mask]))
+    d, probability, sign, capped = (np.concatenate(part) for part in zip(*parts, strict=True))
+    known = np.isfinite(d)
+    return d[known], probability[known], sign[known], capped[known]

@@ -1,0 +1,257 @@
+"""STUDY/study.html: what a study found so far, from the folders of its runs alone."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from ...config.compose import compose_unchecked, leaves
+from ...config.files import atomic_write_bytes
+from ..charts import Points, Series, line_chart
+from ..figures import Figure
+from ..report import assets, template
+from ..stats import interval_over_runs
+from ..sweep_files import SweepFiles
+from .compare import (
+    CLOCKS,
+    ONSET,
+    OUTCOMES,
+    PRIMARY,
+    SAME,
+    Effect,
+    Runs,
+    effects,
+    horizon,
+    judge,
+    matters_most,
+    onsets,
+)
+from .measures import PROBABILITIES, VISITS, Measures, measured
+from .plan import BASE, PLAN_FILE, Plan, load_plan, point_name
+
+PAGE_FILE = "study.html"
+PUBLISHED = (("experiment=job1794",), ("experiment=job2350",))
+"""The published healthy run and the diverging ones."""
+_SIGNS = ("A < 0", "A = 0", "A > 0")
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A knob that the two published runs differ in."""
+
+    name: str
+    healthy: object
+    diverging: object
+    arms: list[str]
+    """Titles of the arms that change it alone, with what they came to."""
+
+
+@dataclass(frozen=True)
+class Cube:
+    """Mean |D| of an arm's tokens, pooled over its runs."""
+
+    title: str
+    blocks: list[tuple[str, list[tuple[str, list[str]]]]]
+    """Visits -> rows by probability -> a cell a sign and capped or not."""
+
+
+def write_page(study_dir: Path) -> Path:
+    """Writes STUDY/study.html and returns its path. Raises UserError if it is no study's folder."""
+    path = study_dir / PAGE_FILE
+    atomic_write_bytes(path, render(study_dir).encode())
+    return path
+
+
+def render(study_dir: Path) -> str:
+    """The page."""
+    plan, sweep = load_plan(study_dir / PLAN_FILE), SweepFiles.open(study_dir)
+    states = {point.name: sweep.status(point) for point in sweep.points}
+    runs = read_runs(plan, study_dir, states)
+    found = {
+        clock: {one.key: effects(plan, runs, clock, one) for one in OUTCOMES} for clock in CLOCKS
+    }
+    primary = found["steps"][PRIMARY.key]
+    whole = [m for m in runs.get(BASE, {}).values() if m.steps >= plan.steps]
+    return template("study.html.j2").render(
+        name=study_dir.resolve().name,
+        written=time.strftime("%Y-%m-%d %H:%M:%S %Z"),
+        plan=plan,
+        num_finished=sum(state == "finished" for state in states.values()),
+        num_runs=len(states),
+        progress=[
+            (
+                arm.title,
+                [(seed, states.get(point_name(name, seed), "missing")) for seed in plan.seeds],
+            )
+            for name, arm in plan.arms.items()
+        ],
+        unfinished=sorted(name for name, state in states.items() if state != "finished"),
+        most=matters_most(plan, primary),
+        base_told=_base(plan, whole),
+        outcomes=OUTCOMES,
+        primary=PRIMARY,
+        base_levels=[_base_level(plan, whole, number) for number in range(len(OUTCOMES))],
+        families=_families(plan),
+        found=found,
+        clocks=CLOCKS,
+        onsets={arm: onsets(plan, list(of.values())) for arm, of in runs.items() if of},
+        bursts=ONSET,
+        same=SAME,
+        claims=[
+            (claim, effect, judge(claim, effect))
+            for claim in plan.claims
+            for effect in [found[claim.clock][PRIMARY.key].get(claim.arm)]
+        ],
+        knobs=_published(plan, primary),
+        figures=_figures(plan, runs),
+        cubes=[
+            _cube(arm.title, list(runs[name].values()))
+            for name, arm in plan.arms.items()
+            if runs.get(name)
+        ],
+        signs=_SIGNS,
+        **assets(),
+    )
+
+
+def read_runs(plan: Plan, study_dir: Path, states: Mapping[str, str]) -> Runs:
+    """What each run that has begun came to."""
+    runs: dict[str, dict[int, Measures]] = {}
+    for arm in plan.arms:
+        for seed in plan.seeds:
+            name = point_name(arm, seed)
+            if states.get(name, "missing") in ("missing", "waiting"):
+                continue
+            of = measured(study_dir / name, study_dir / "measures" / f"{name}.json")
+            if of.steps:
+                runs.setdefault(arm, {})[seed] = of
+    return runs
+
+
+def _families(plan: Plan) -> list[tuple[str, list[str]]]:
+    """Family -> its arms, without the base."""
+    found: dict[str, list[str]] = {}
+    for name, arm in plan.arms.items():
+        if name != BASE:
+            found.setdefault(arm.family, []).append(name)
+    return list(found.items())
+
+
+def _base(plan: Plan, whole: Sequence[Measures]) -> str:
+    """Whether the divergence is there at all in the base arm, in a sentence."""
+    if not whole:
+        return "The base arm has no finished run yet, so nothing can be compared."
+    peaks = [peak for run in whole if (peak := run.peak(plan.steps)) is not None]
+    hit = sum(run.onset(ONSET, plan.steps) is not None for run in whole)
+    reach = f"from {min(peaks):.3g} to {max(peaks):.3g}" if peaks else "unknown: no turn was capped"
+    told = (
+        f"{hit} of {len(whole)} base runs burst (drift above {ONSET}) within {plan.steps} steps; "
+        f"their peaks are {reach}."
+    )
+    if hit == 0:
+        told += (
+            " The published divergence is not reproduced in this setting: what follows compares "
+            "drifts that stay small."
+        )
+    return told
+
+
+def _base_level(plan: Plan, whole: Sequence[Measures], number: int) -> str:
+    values = [v for run in whole if (v := OUTCOMES[number].value(run, plan.steps)) is not None]
+    interval = interval_over_runs(values)
+    return "–" if interval is None else f"{interval.mean:.3g}"
+
+
+def _published(plan: Plan, primary: Mapping[str, Effect]) -> list[Knob]:
+    """What the published runs differ in, and the arms that change each of these knobs alone."""
+    healthy, diverging = map(_knobs, PUBLISHED)
+    base = _knobs(tuple(plan.base))
+    alone: dict[str, list[str]] = {}
+    for name, arm in plan.arms.items():
+        own = _knobs((*plan.base, *arm.overrides))
+        changed = [knob for knob in base if base[knob] != own.get(knob)]
+        if len(changed) == 1:
+            effect = primary.get(name)
+            told = f"{effect.shown}, {effect.verdict}" if effect else "no pair of runs yet"
+            alone.setdefault(changed[0], []).append(f"{arm.title}: {told}")
+    return [
+        Knob(knob, healthy[knob], diverging[knob], alone.get(knob, []))
+        for knob in healthy
+        if healthy[knob] != diverging[knob] and knob != "name"
+    ]
+
+
+@cache
+def _knobs(overrides: tuple[str, ...]) -> dict[str, object]:
+    return leaves(compose_unchecked(list(overrides)))
+
+
+# --- figures -------------------------------------------------------------------------------------
+
+
+def _figures(plan: Plan, runs: Runs) -> list[Figure]:
+    """The drift of each family's arms beside the base's, by steps and by visits a task."""
+    found = []
+    for family, arms in _families(plan):
+        for clock in CLOCKS:
+            series = [
+                Series(plan.arms[arm].title, _curve(plan, list(runs[arm].values()), clock), colour)
+                for colour, arm in enumerate([BASE, *arms][:8], 1)
+                if runs.get(arm)
+            ]
+            by = "step" if clock == "steps" else "visits a task"
+            chart = line_chart(series, f"Drift on capped turns, {family}, by {by}", log=True)
+            hint = (
+                f"By {by}; mean over the runs of an arm of the mean |D| over six steps, log axis."
+            )
+            legend = [(one.colour, one.name) for one in series if one.points]
+            found.append(Figure(f"{family}, by {by}", hint, chart, legend))
+    return found
+
+
+def _curve(plan: Plan, runs: Sequence[Measures], clock: str) -> Points:
+    """Step, or whole visits -> geometric mean of the runs' drifts."""
+    values: dict[int, list[float]] = {}
+    for run in runs:
+        last = horizon(plan, run, clock) or run.steps
+        own: dict[int, float] = {}
+        for step, drift in run.drift().items():
+            if step <= last and drift > 0:
+                own[step if clock == "steps" else round(run.visits[step - 1])] = drift
+        for at, drift in own.items():
+            values.setdefault(at, []).append(drift)
+    return {at: float(np.exp(np.mean(np.log(of)))) for at, of in sorted(values.items())}
+
+
+# --- tokens --------------------------------------------------------------------------------------
+
+
+def _cube(title: str, runs: Sequence[Measures]) -> Cube:
+    pooled: dict[str, list[float]] = {}
+    for run in runs:
+        for key, (total, count) in run.cells.items():
+            cell = pooled.setdefault(key, [0.0, 0])
+            cell[0] += total
+            cell[1] += count
+    edges = (0.0, *PROBABILITIES, 1.0)
+    times = sorted({int(key.split("/")[0]) for key in pooled})
+    blocks = []
+    for at in times:
+        rows = []
+        for number in range(len(edges) - 1):
+            cells = [
+                _mean(pooled.get(f"{at}/{number}/{sign}/{capped}"))
+                for capped in (1, 0)
+                for sign in range(3)
+            ]
+            rows.append((f"{edges[number]:g} to {edges[number + 1]:g}", cells))
+        blocks.append((f"visits {at * VISITS:g} to {(at + 1) * VISITS:g}", rows))
+    return Cube(title, blocks)
+
+
+def _mean(cell: list[float] | None) -> str:
+    """Mean |D|, and how many tokens it is over."""
+    return "–" if cell is None else f"{cell[0] / cell[1]:.3g} ({int(cell[1])})"

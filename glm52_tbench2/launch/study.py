@@ -1,0 +1,65 @@
+"""Runs a study point by point: a sweep whose points are the arms of a plan, seed after seed."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from ..analysis.study.page import write_page
+from ..analysis.study.plan import PLAN_FILE, SET_SIZE, Plan, load_plan, point_name, save_plan
+from ..analysis.sweep_files import SWEEP_FILE
+from ..config.compose import compose_unchecked
+from ..config.errors import UserError
+from ..config.paths import short
+from . import sweep
+from .sweep_plan import Plan as SweepPlan
+from .sweep_plan import Point, create, draft, raise_told
+
+
+def run(study_dir: Path, quick: bool, arms: Sequence[str], allow: bool) -> int:
+    """Makes a study where there is none, runs what is missing of it, and writes its page.
+
+    Args:
+        quick: of a new study: the part that ends in minutes.
+        arms: those that are run now; none: all.
+        allow: also runs that would go on under another identity, which is then recorded.
+
+    Returns the exit code of :func:`.sweep.resume`. Raises UserError before anything is started.
+    """
+    plan = _plan(study_dir, quick)
+    if unknown := sorted(set(arms) - set(plan.arms)):
+        raise UserError(
+            f"The study has no arm {', '.join(unknown)}; write some of {', '.join(plan.arms)}."
+        )
+    if not (study_dir / SWEEP_FILE).exists():
+        _create(study_dir, plan)
+    if not (study_dir / PLAN_FILE).exists():
+        save_plan(plan, study_dir / PLAN_FILE)
+    write = partial(write_page, study_dir)
+    chosen = {point_name(arm, seed) for arm in arms or plan.arms for seed in plan.seeds}
+    try:
+        return sweep.resume(study_dir, allow, chosen, after=write)
+    finally:
+        print(f"{short(write())} tells what the study has found so far.")
+
+
+def _plan(study_dir: Path, quick: bool) -> Plan:
+    """The plan of a study that is there, or of the one to make."""
+    if (study_dir / PLAN_FILE).exists():
+        return load_plan(study_dir / PLAN_FILE)
+    plan = load_plan(SET_SIZE)
+    return plan.shortened() if quick else plan
+
+
+def _create(study_dir: Path, plan: Plan) -> None:
+    """Makes the study's folder, whole or not at all. Raises UserError with all problems."""
+    planned = plan.points()
+    print(f"Checking {len(planned)} runs ...", flush=True)
+    names = [name for name, _, _ in planned]
+    base = (*plan.base, "name=study", f"runs_dir={study_dir.parent}")
+    drafted = draft([[*base, *overrides] for _, _, overrides in planned], compose_unchecked)
+    raise_told(drafted.problems, names, "start")
+    points = [
+        Point(name, tuple(overrides), drafted.composed[old])
+        for (name, _, overrides), old in zip(planned, drafted.names, strict=True)
+    ]
+    create(SweepPlan(base, tuple(points)), study_dir)
