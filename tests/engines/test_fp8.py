@@ -135,6 +135,22 @@ def test_a_published_folder_says_how_it_is_to_be_read(tmp_path: Path, start: Pat
     assert not found
 
 
+def test_rounded_weights_have_the_values_of_fp8_and_their_own_names(
+    tmp_path: Path, start: Path
+) -> None:
+    tensors = load_file(start / "model.safetensors")
+    folder = weights.publish(tmp_path / "weights", tensors.items(), start, 0, "fp8_rounded")
+    assert not fp8.holds_fp8(folder), "the engine computes in float32"
+    found = load_file(folder / "model-00001.safetensors")
+    assert found.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        expected = tensor
+        if fp8.is_quantised(name):
+            expected = restored(*fp8.quantise(tensor))[0].to(tensor.dtype)
+            assert not torch.equal(found[name], tensor)
+        assert torch.equal(found[name], expected)
+
+
 def test_a_weight_and_its_scales_travel_in_one_bucket_of_half_the_bytes(start: Path) -> None:
     tensors = load_file(start / "model.safetensors")
     names = [name for name in tensors if fp8.is_quantised(name)]

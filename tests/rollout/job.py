@@ -41,6 +41,8 @@ def make_config(steps=3, **changes: Any) -> RunConfig:
         "filters": ["check_no_aborted"],
         "mode": Mode.sync,
         "max_staleness": None,
+        "groups_per_draw": 1,
+        "lag": 0,
         "batch_order": BatchOrder.first_finished,
         "max_waiting_batches": 1,
     } | changes

@@ -254,6 +254,30 @@ def test_a_driver_that_is_killed_goes_on_where_files_end(tmp_path, chat, kind, s
     assert job.open_now == 0
 
 
+def test_with_a_lag_every_batch_is_that_many_versions_old(tmp_path, chat):
+    config = make_config(steps=6, lag=2)
+    drive(ScriptedJob(tmp_path, chat), config)
+    logged = metrics_log.read(tmp_path)["driver"]
+    for step in range(1, 7):
+        samples, age = batch(tmp_path, step), min(2, step - 1)
+        assert all(set(s.weight_versions[s.loss_mask]) == {step - 1 - age} for s in samples)
+        assert logged[step]["rollout/staleness_mean"] == age
+    assert not list((tmp_path / "rollouts" / "held").glob("*")), "none waits for ever"
+
+
+@pytest.mark.parametrize("step", [1, 3])
+def test_a_driver_that_is_killed_keeps_what_it_made_ahead(tmp_path, chat, step):
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "killed").mkdir()
+    config = make_config(steps=6, lag=2)
+    drive(ScriptedJob(tmp_path / "whole", chat), config)
+    kill_after(ScriptedJob(tmp_path / "killed", chat), config, "rollouts/held", step + 1)
+    drive(ScriptedJob(tmp_path / "killed", chat), config)
+    for step in range(1, 7):
+        a, b = (told(batch(tmp_path / name, step)) for name in ("whole", "killed"))
+        assert a == b
+
+
 def test_nothing_is_played_again_once_all_is_there(tmp_path, chat):
     drive(ScriptedJob(tmp_path, chat), make_config())
     job = ScriptedJob(tmp_path, chat)

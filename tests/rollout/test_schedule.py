@@ -9,8 +9,8 @@ from glm52_tbench2.rollout.schedule import draws, sampling_seed
 TASKS = [f"task-{i:02d}" for i in range(69)]
 
 
-def share(tasks, seed, step, per_step):
-    return list(islice(draws(tasks, seed, step, per_step), per_step))
+def share(tasks, seed, step, per_step, repeats=1):
+    return list(islice(draws(tasks, seed, step, per_step, repeats), per_step))
 
 
 @given(st.integers(0, 2**31), st.integers(1, 20), st.integers(1, 12))
@@ -34,11 +34,18 @@ def test_the_order_in_the_manifest_does_not_matter():
 @settings(deadline=None)
 @given(st.integers(1, 40), st.integers(1, 12))
 def test_refills_take_tasks_the_step_has_not_drawn_before_any_comes_twice(step, per_step):
-    stream = draws(TASKS, 1, step, per_step)
+    stream = draws(TASKS, 1, step, per_step, 1)
     first = list(islice(stream, per_step))
     refills = list(islice(stream, 69 - len(set(first))))
     assert sorted(set(first) | set(refills)) == TASKS
     assert Counter(islice(stream, 138)) == Counter(TASKS * 2)
+
+
+def test_a_draw_may_give_a_task_several_groups():
+    steps = [share(TASKS[:8], 1, step, 8, 8) for step in range(1, 9)]
+    assert all(len(set(tasks)) == 1 for tasks in steps), "a step trains one task"
+    assert sorted(tasks[0] for tasks in steps) == TASKS[:8], "an epoch visits each once"
+    assert share(TASKS, 1, 1, 4, 2) == [task for task in share(TASKS, 1, 1, 2) for _ in range(2)]
 
 
 def test_draws_of_a_step_are_always_the_same():

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from glm52_tbench2.config.paths import CONF
 from glm52_tbench2.config.schema import (
+    Capped,
     ClipConfig,
     Correction,
     MisLevel,
@@ -182,6 +183,36 @@ def test_only_overlong_mask_drops_truncated_samples(overlong: Overlong) -> None:
     torch.testing.assert_close(weights, torch.tensor([first, 1.0]))
 
 
+@pytest.mark.parametrize("capped", list(Capped))
+def test_capped_masks_turns_near_the_cap_by_the_sign_of_their_advantage(capped: Capped) -> None:
+    """Of near and far turns with A < 0, A = 0 and A > 0."""
+    near, advantages = [True] * 3 + [False] * 3, [-1.0, 0.0, 1.0] * 2
+    tokens = make_tokens([-1.0] * 6, advantages=advantages, near_cap=near)
+    weights = token_weights(tokens.old_logp, tokens, clip_config(capped=capped.name))
+    dropped = {Capped.keep: None, Capped.mask_negative: 0, Capped.mask_positive: 2}[capped]
+    expected = [float(place != dropped) for place in range(6)]
+    torch.testing.assert_close(weights, torch.tensor(expected))
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize(("capped", "sign"), [("mask_negative", -1), ("mask_positive", 1)])
+def test_masked_capped_turns_lose_their_gradient_and_nothing_else_changes(
+    reduction: Reduction, capped: str, sign: int
+) -> None:
+    """Divisors count every token: what is kept weighs neither more nor less."""
+    case = random_case(3, [6] * 12)
+    tokens, knobs = case[2], {"reduction": reduction.name, "entropy_coef": 0.1}
+
+    def gradients(**more: str) -> Tensor:
+        logp, entropy, _, totals = case
+        return loss_and_gradients(logp, entropy, tokens, clip_config(**knobs, **more), totals)[1]
+
+    kept, masked = gradients(), gradients(capped=capped)
+    off = tokens.near_cap & (tokens.advantages.sign() == sign)
+    assert (off & tokens.mask).any()
+    torch.testing.assert_close(masked, torch.where(off, 0.0, kept), rtol=0, atol=0)
+
+
 # --- policy losses -----------------------------------------------------------------------------
 
 
@@ -344,6 +375,7 @@ knob_sets = st.fixed_dictionaries(
         "correction": st.sampled_from([x.name for x in CORRECTIONS]),
         "reduction": st.sampled_from([x.name for x in REDUCTIONS]),
         "overlong": st.sampled_from([x.name for x in Overlong]),
+        "capped": st.sampled_from([x.name for x in Capped]),
         "dual_clip": st.sampled_from([None, 3.0]),
         "correction_low": st.sampled_from([0.0, 0.5]),
         "mis": st.fixed_dictionaries(

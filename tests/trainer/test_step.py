@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from glm52_tbench2.config.schema import Correction, DType, Recompute, Reduction, RunConfig
+from glm52_tbench2.config.schema import (
+    NEAR_CAP,
+    Capped,
+    Correction,
+    DType,
+    Recompute,
+    Reduction,
+    RunConfig,
+)
 from glm52_tbench2.trainer.losses import BatchTotals, Tokens, rl_loss
 
 from .parts import layout, make_batch
@@ -69,12 +77,16 @@ def train_by_transformers(run, batches):
             dist = torch.distributions.Categorical(logits=logits)
             logp = dist.log_prob(tokens[1:])
             size = len(tokens) - 1
+            near = torch.zeros(len(tokens), dtype=torch.bool)
+            for turn in sample.turns:
+                long = turn.end - turn.start >= NEAR_CAP * run.rollout.max_turn_tokens
+                near[turn.start : turn.end] = long
             known = Tokens(
                 old_logp=logp.detach(),
                 rollout_logp=torch.from_numpy(sample.rollout_logprobs[1:]),
                 advantages=torch.full((size,), sample.advantage),
                 truncated=torch.full((size,), sample.truncated),
-                near_cap=torch.zeros(size, dtype=torch.bool),
+                near_cap=near[1:],
                 mask=torch.from_numpy(sample.loss_mask[1:]),
                 sample_index=torch.zeros(size, dtype=torch.int64),
             )
@@ -152,6 +164,16 @@ def test_a_batch_of_one_sign_has_no_gradient_of_the_other(ranks, run):
     assert metrics["trainer/grad_norm_negative"] == 0
     assert metrics["trainer/grad_norm_positive"] == pytest.approx(metrics["trainer/grad_norm"])
     assert "trainer/grad_cosine" not in metrics
+
+
+def test_turns_near_the_cap_are_masked_as_in_plain_transformers(ranks, run, batches):
+    run = clipped(run, capped=Capped.mask_negative)
+    run = replace(run, rollout=replace(run.rollout, max_turn_tokens=20))
+    metrics = ranks(run, "train", batches)[0][0]
+    losses, norms, _ = train_by_transformers(run, batches)
+    assert all(0 < m["trainer/weight_zero_share"] < 1 for m in metrics)
+    assert [m["trainer/loss"] for m in metrics] == pytest.approx(losses, abs=1e-5)
+    assert [m["trainer/grad_norm"] for m in metrics] == pytest.approx(norms, rel=1e-4)
 
 
 def test_scores_are_the_log_probs_before_the_update_on_generated_tokens_alone(

@@ -1,0 +1,267 @@
+"""A study's page from run folders with planted effects, and its plan."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from glm52_tbench2 import cli
+from glm52_tbench2.analysis.run_files import RunFiles
+from glm52_tbench2.analysis.study.compare import OUTCOMES, PRIMARY, effects, judge, matters_most
+from glm52_tbench2.analysis.study.measures import Measures, measure, measured
+from glm52_tbench2.analysis.study.page import render, write_page
+from glm52_tbench2.analysis.study.plan import (
+    PLAN_FILE,
+    SET_SIZE,
+    Arm,
+    Claim,
+    Plan,
+    load_plan,
+    point_name,
+    save_plan,
+)
+from glm52_tbench2.config.checks import problems
+from glm52_tbench2.config.compose import compose, compose_unchecked, leaves
+from glm52_tbench2.config.errors import UserError
+from glm52_tbench2.rollout.batch import batch_path, read_batch
+
+from .fake_run import FakeRun, byte_tokenizer
+
+SEEDS = [1, 2, 3, 4, 5]
+
+
+def made(drift: float, seed: int, steps: int = 12, tasks: int = 8) -> Measures:
+    """A run whose capped turns drift by about `drift`."""
+    noise = float(np.random.default_rng([seed, int(drift * 1e4)]).normal(0, 0.05))
+    return Measures(
+        visits=[step * 8 / tasks for step in range(1, steps + 1)],
+        drift_sum=[100 * drift * np.exp(noise)] * steps,
+        drift_tokens=[100] * steps,
+        kl=[0.01 * np.exp(noise)] * steps,
+        reward=[0.5 + noise] * steps,
+        truncated=[0.1 + noise / 9] * steps,
+        held_out={step: {"a": 0.5 + noise} for step in (0, steps)},
+    )
+
+
+def plan(**arms: list[str]) -> Plan:
+    each = {name: Arm(name, "All", "one knob", overrides) for name, overrides in arms.items()}
+    base = Arm("the base arm", "base", "nothing")
+    return Plan(["experiment=set_size"], SEEDS, 12, ["x"], [], [], {"base": base, **each})
+
+
+def runs(**drifts: float) -> dict[str, dict[int, Measures]]:
+    return {arm: {seed: made(drift, seed) for seed in SEEDS} for arm, drift in drifts.items()}
+
+
+def test_the_arm_with_the_planted_effect_is_named() -> None:
+    study = plan(lag0=["rollout.lag=0"], dppo=["clip=dppo"], icepop=["clip=icepop"])
+    found = effects(study, runs(base=0.2, lag0=0.02, dppo=0.1, icepop=0.201), "steps", PRIMARY)
+    assert matters_most(study, found).startswith("The single change that matters most is lag0 (")
+    assert {arm: e.verdict for arm, e in found.items()} == {
+        "lag0": "lower",
+        "dppo": "lower",
+        "icepop": "same",
+    }
+    assert np.exp(found["lag0"].interval.mean) == pytest.approx(0.1, rel=0.1)
+    expected = Claim("It drives it.", "lag0", "steps", "lower")
+    assert judge(expected, found["lag0"]) == "reproduced"
+    assert judge(expected, found["icepop"]) == "contradicted"
+    assert judge(expected, None) == "can't be told"
+
+
+def test_without_any_effect_nothing_is_named() -> None:
+    study = plan(lag0=["rollout.lag=0"], dppo=["clip=dppo"])
+    noisy = runs(base=0.2, lag0=0.2, dppo=0.2)
+    for seed, factor in zip(SEEDS, (3.0, 0.4, 1.5, 0.5, 1.2), strict=True):
+        noisy["lag0"][seed] = made(0.2 * factor, seed)
+    found = effects(study, noisy, "steps", PRIMARY)
+    assert matters_most(study, found).startswith("Can't be told")
+    assert found["lag0"].verdict == "can't be told"
+
+
+def test_two_changes_as_large_as_each_other_are_not_told_apart() -> None:
+    study = plan(lag0=["rollout.lag=0"], dppo=["clip=dppo"])
+    found = effects(study, runs(base=0.2, lag0=0.05, dppo=0.0501), "steps", PRIMARY)
+    assert "can't be told" in matters_most(study, found)
+
+
+def test_two_knobs_at_once_are_no_single_change() -> None:
+    study = plan(both=["rollout.lag=0", "engine.dtype=float32"], dppo=["clip=dppo"])
+    found = effects(study, runs(base=0.2, both=0.01, dppo=0.1), "steps", PRIMARY)
+    assert "matters most is dppo" in matters_most(study, found)
+
+
+def test_one_seed_says_nothing() -> None:
+    study, few = plan(lag0=["rollout.lag=0"]), runs(base=0.2, lag0=0.02)
+    few["lag0"] = {1: few["lag0"][1]}
+    found = effects(study, few, "steps", PRIMARY)
+    assert matters_most(study, found).startswith("Can't be told")
+    assert "one run tells no interval" in found["lag0"].shown
+
+
+def test_the_two_clocks_compare_other_steps_of_one_run() -> None:
+    """16 tasks: as many visits as the base's only after twice the steps, where its drift is."""
+    study, found = plan(tasks16=["data=mini16"]), runs(base=0.2)
+    late = {seed: made(0.201, seed, steps=24, tasks=16) for seed in SEEDS}
+    for run in late.values():
+        run.drift_sum[:12] = [1.0] * 12
+    found["tasks16"] = late
+    steps = effects(study, found, "steps", PRIMARY)["tasks16"]
+    visits = effects(study, found, "visits", PRIMARY)["tasks16"]
+    assert steps.verdict == "lower" and visits.verdict == "same"
+    assert effects(study, found, "visits", OUTCOMES[1])["tasks16"].by_seed.keys() == set(SEEDS)
+    short = {seed: made(0.2, seed, steps=12, tasks=16) for seed in SEEDS}
+    assert not effects(study, found | {"tasks16": short}, "visits", PRIMARY)
+
+
+def test_a_drift_is_over_tokens_of_six_steps_and_an_onset_in_visits() -> None:
+    run = made(0.1, 1, steps=12, tasks=16)
+    run.drift_tokens[:6], run.drift_sum[:6] = [0] * 6, [0.0] * 6
+    run.drift_sum[9:], run.drift_tokens[9:] = [300.0] * 3, [300] * 3
+    drift = run.drift()
+    assert 6 not in drift, "no capped turn in the first six steps"
+    assert drift[12] == pytest.approx((3 * 100 * 0.1 + 900) / 1200, rel=0.05)
+    assert run.onset(0.3, 12) == 5.0, "step 10, 16 tasks of which 8 are trained a step"
+    assert run.onset(0.3, 9) is None and Measures().peak(9) is None
+
+
+# --- from files ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def study_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two arms, two seeds; one run has not begun, and one was stopped at its third step."""
+    folder = tmp_path_factory.mktemp("studies") / "study"
+    study = plan(lag0=["rollout.lag=0"])
+    study.seeds, study.steps = [1, 2], 6
+    study.claims = [Claim("It drives it.", "lag0", "steps", "lower")]
+    study.fixed = ["Seeds are <fixed>."]
+    points = []
+    for name, _, overrides in study.points():
+        points.append({"folder": name, "overrides": overrides})
+        if name == "lag0-seed2":
+            continue
+        fake = FakeRun(folder / name, byte_tokenizer(), steps=6, num_tasks=8, num_eval=4, samples=2)
+        fake.write(upto=3 if name == "base-seed2" else 6, finished=name != "base-seed2")
+        score(folder / name, shift=0.01 if name.startswith("lag0") else 0.04)
+    (folder / "sweep.json").write_text(json.dumps({"base": study.base, "points": points}))
+    save_plan(study, folder / PLAN_FILE)
+    return folder
+
+
+def score(run_dir: Path, shift: float) -> None:
+    """The trainer's files: every log-prob `shift` above the engine's."""
+    for step in RunFiles.open(run_dir).steps("rollouts"):
+        samples = read_batch(batch_path(run_dir, "rollouts", step))
+        logps = [np.where(s.loss_mask, s.rollout_logprobs + shift, 0.0) for s in samples]
+        table = {"sample_id": [s.sample_id for s in samples], "trainer_logprobs": logps}
+        (run_dir / "train").mkdir(exist_ok=True)
+        pq.write_table(pa.table(table), batch_path(run_dir, "train", step))
+
+
+def test_measures_are_those_of_the_tokens(study_dir: Path) -> None:
+    found = measure(RunFiles.open(study_dir / "base-seed1"))
+    assert found.visits == [1, 2, 3, 4, 5, 6], "8 groups a step over 8 tasks"
+    total, count = (sum(cell[i] for cell in found.cells.values()) for i in (0, 1))
+    samples = [
+        sample
+        for step in range(1, 7)
+        for sample in read_batch(batch_path(study_dir / "base-seed1", "rollouts", step))
+    ]
+    assert count == sum(s.num_generated for s in samples)
+    assert total / count == pytest.approx(0.04, rel=1e-3)
+    least = 0.9 * RunFiles.open(study_dir / "base-seed1").config.rollout.max_turn_tokens
+    long = [t.end - t.start for s in samples for t in s.turns if t.end - t.start >= least]
+    assert sum(found.drift_tokens) == sum(long)
+    assert found.held_out.keys() == {0, 6} and len(found.held_out[6]) == 4
+    assert found.steps == 6
+
+
+def test_a_finished_run_is_read_once(study_dir: Path, tmp_path: Path) -> None:
+    keep = tmp_path / "kept.json"
+    first = measured(study_dir / "base-seed1", keep)
+    assert measured(study_dir / "base-seed1", keep) == first
+    keep.write_text(keep.read_text().replace('"reward": [', '"reward": [9, '))
+    assert measured(study_dir / "base-seed1", keep).reward[0] == 9
+    keep.write_text("half-wr")
+    assert measured(study_dir / "base-seed1", keep) == first
+    unfinished = tmp_path / "unfinished.json"
+    assert measured(study_dir / "base-seed2", unfinished).steps == 3
+    assert not unfinished.exists()
+
+
+def test_the_page_of_a_part_says_what_is_missing(study_dir: Path) -> None:
+    page = write_page(study_dir).read_text()
+    assert "2 of 4 runs finished" in page and "2 of 4 runs are not finished" in page
+    assert "Can&#39;t be told" in page
+    assert "Seeds are &lt;fixed&gt;." in page and "<fixed>" not in page
+    for words in ("data.train", "rollout.max_turn_tokens", "clip.correction_low"):
+        assert words in page, "what the published pair differs in"
+    assert " src=" not in page and "<link" not in page, "one file, no network"
+    assert render(study_dir).count("<details") == 2, "an arm each"
+
+
+def test_the_page_comes_from_the_command_line(study_dir: Path, tmp_path: Path, capsys) -> None:
+    assert cli.main(["study", str(study_dir), "--page"]) == 0
+    assert capsys.readouterr().out.strip().endswith("study.html")
+    assert cli.main(["study", str(tmp_path), "--page"]) == 2
+    assert "is not a study's folder: it has no study.yaml" in capsys.readouterr().err
+
+
+# --- the plan ------------------------------------------------------------------------------------
+
+
+def test_every_arm_is_a_run_that_can_start_and_changes_what_it_says() -> None:
+    study = load_plan(SET_SIZE)
+    base = leaves(compose(study.base))
+    for arm in study.arms.values():
+        config = compose([*study.base, *arm.overrides])
+        assert not problems(config)
+        changed = [knob for knob, value in leaves(config).items() if value != base[knob]]
+        assert bool(changed) == bool(arm.overrides), arm.title
+        assert config.optim.lr == 3e-4, "fixed in advance"
+    assert len(study.seeds) >= 5 and {c.arm for c in study.claims} <= study.arms.keys()
+
+
+def test_all_arms_come_at_one_seed_before_the_next(tmp_path: Path) -> None:
+    study = load_plan(SET_SIZE)
+    points = study.points()
+    first = points[: len(study.arms)]
+    assert {arm for _, arm, _ in first} == study.arms.keys()
+    assert all("seed=1" in overrides for _, _, overrides in first)
+    assert points[0][0] == point_name("base", 1)
+    quick = study.shortened()
+    assert quick.steps < study.steps and len(quick.points()) <= 8
+    save_plan(study, tmp_path / PLAN_FILE)
+    assert load_plan(tmp_path / PLAN_FILE) == study
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("arms: {}", "has no arm `base`"),
+        ("steps: many", "is not a study's plan"),
+        ("seed: [1]", "is not a study's plan"),
+        ("claims: [{claim: x, arm: nobody, clock: steps, expect: same}]", "claims on nobody"),
+    ],
+)
+def test_a_plan_that_is_none_is_told(tmp_path: Path, change: str, told: str) -> None:
+    path, key = tmp_path / "plan.yaml", change.split(":")[0]
+    kept = {"base": "[]", "seeds": "[1]", "steps": 4, "fixed": "[]", "tried": "[]", "claims": "[]"}
+    kept["arms"] = "{base: {title: b, family: f, change: none}}"
+    lines = [f"{k}: {v}" for k, v in kept.items() if k != key]
+    path.write_text("\n".join([*lines, change]))
+    with pytest.raises(UserError, match=told):
+        load_plan(path)
+
+
+def test_the_causal_arms_mirror_each_other() -> None:
+    one, other = (
+        leaves(compose_unchecked(["experiment=set_size", f"clip=capped_{sign}"]))
+        for sign in ("negative", "positive")
+    )
+    assert [knob for knob in one if one[knob] != other[knob]] == ["clip.capped"]
