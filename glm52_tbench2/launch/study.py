@@ -10,6 +10,7 @@ from ..analysis.sweep_files import SWEEP_FILE
 from ..config.compose import compose_unchecked
 from ..config.errors import UserError
 from ..config.paths import short
+from ..config.schema import RunConfig
 from . import sweep
 from .sweep_plan import Plan as SweepPlan
 from .sweep_plan import Point, create, draft, raise_told
@@ -56,10 +57,14 @@ def _create(study_dir: Path, plan: Plan) -> None:
     print(f"Checking {len(planned)} runs ...", flush=True)
     names = [name for name, _, _ in planned]
     base = (*plan.base, "name=study", f"runs_dir={study_dir.parent}")
-    drafted = draft([[*base, *overrides] for _, _, overrides in planned], compose_unchecked)
+    drafted = draft([[*base, *overrides] for _, _, overrides in planned], _composed)
     raise_told(drafted.problems, names, "start")
     points = [
         Point(name, tuple(overrides), drafted.composed[old])
         for (name, _, overrides), old in zip(planned, drafted.names, strict=True)
     ]
     create(SweepPlan(base, tuple(points)), study_dir)
+
+
+def _composed(overrides: Sequence[str]) -> RunConfig:
+    return compose_unchecked(list(overrides))

@@ -54,9 +54,7 @@ class Outcome:
         form = "{:.2f}" if self.factor else "{:+.3f}"
         mean, low, high = (form.format(math.exp(v) if self.factor else v) for v in ends)
         return ("× " if self.factor else "") + (
-            f"{mean} (one run tells no interval)"
-            if math.isnan(interval.low)
-            else f"{mean} [{low}, {high}]"
+            f"{mean} (no interval)" if math.isnan(interval.low) else f"{mean} [{low}, {high}]"
         )
 
 
@@ -90,8 +88,8 @@ class Effect:
         if self.adjusted is not None and self.adjusted.high < 0:
             return "lower"
         close = math.log(SAME)
-        known = self.outcome.factor and self.interval is not None
-        if known and -close < self.interval.low and self.interval.high < close:
+        near = self.interval if self.outcome.factor else None
+        if near is not None and -close < near.low and near.high < close:
             return "same"
         return "can't be told"
 

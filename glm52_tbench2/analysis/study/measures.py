@@ -110,7 +110,7 @@ def measure(run: RunFiles) -> Measures:
     known = (run.identity.get("made") or {}).get("task_ids") or {}
     num_tasks = len(known.get(run.config.data.train, ()))
     cells: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
-    steps = []
+    steps: list[int] = []
     for step in sorted(set(run.steps("rollouts")) & set(run.steps("train")) & set(kl)):
         if step != len(steps) + 1:
             break

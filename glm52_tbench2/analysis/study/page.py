@@ -91,6 +91,7 @@ def render(study_dir: Path) -> str:
         unfinished=sorted(name for name, state in states.items() if state != "finished"),
         most=matters_most(plan, primary),
         base_told=_base(plan, whole),
+        num_base=len(whole),
         outcomes=OUTCOMES,
         primary=PRIMARY,
         base_levels=[_base_level(plan, whole, number) for number in range(len(OUTCOMES))],
