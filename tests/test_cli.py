@@ -54,7 +54,7 @@ def test_the_help_of_train_is_the_groups_and_not_every_value() -> None:
     command = [sys.executable, "-m", "glm52_tbench2.cli", "train", "--help"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert said.startswith("usage: glm52 train ") and len(said.splitlines()) < 30
-    assert "\nexperiment: job1794, job2350, smoke\n" in said
+    assert "\nexperiment: job1794, job2350, set_size, smoke\n" in said
 
 
 def test_a_mistyped_verb_is_recognised(capsys: pytest.CaptureFixture[str]) -> None:
