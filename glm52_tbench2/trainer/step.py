@@ -88,11 +88,7 @@ class TrainStep:
         if everyone is None:
             return StepResult([], {})
         scores = _in_order(everyone, batch)
-        metrics = {
-            name: float(sum(u[name] for u in updates))
-            / (1 if name.startswith("time/") else num_updates)
-            for name in updates[0]
-        }
+        metrics = _over_updates(updates)
         if old is not None:
             metrics["time/train_score"] = score_s
         metrics["trainer/masked_samples"] = float(len(masked))
@@ -279,6 +275,15 @@ class TrainStep:
             "trainer/generated_tokens": float(sum(counts)),
             **mismatch_metrics(tokens, len(batch), self.run.clip.kl_estimator),
         }
+
+
+def _over_updates(updates: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Times added up; of everything else the mean over the updates that have it."""
+    found = {}
+    for name in {name: None for update in updates for name in update}:
+        values = [update[name] for update in updates if name in update]
+        found[name] = float(sum(values)) / (1 if name.startswith("time/") else len(values))
+    return found
 
 
 def _with_cosine(split: dict[str, float], norm: float, entropy_coef: float) -> dict[str, float]:

@@ -176,6 +176,20 @@ def test_turns_near_the_cap_are_masked_as_in_plain_transformers(ranks, run, batc
     assert [m["trainer/grad_norm"] for m in metrics] == pytest.approx(norms, rel=1e-4)
 
 
+def test_a_metric_that_only_one_update_has_is_told(ranks, run):
+    """The second update's samples are all pushed up, so its gradient has no second part."""
+    batch = make_batch(run, 1)
+    half = len(batch) // 2
+    signs = [1, -1] * half
+    batch = [
+        replace(one, advantage=abs(one.advantage) * (signs[i] if i < half else 1))
+        for i, one in enumerate(batch)
+    ]
+    twice = replace(run, optim=replace(run.optim, steps_per_batch=2))
+    ((metrics,), _, _) = ranks(twice, "train", [batch])[0]
+    assert -1 <= metrics["trainer/grad_cosine"] <= 1
+
+
 def test_scores_are_the_log_probs_before_the_update_on_generated_tokens_alone(
     run, batches, trained
 ):
