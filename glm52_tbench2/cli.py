@@ -29,16 +29,16 @@ usage: glm52 VERB [...]
   rerun RUN [--allow]         run the same once more, in a new folder beside it
   verify RUN [OTHER]          are its files whole; is OTHER the same, to the bit
   sweep resume DIR [--allow]  run what is missing of a sweep
+  sweep table DIR             print a sweep's table, write its pages again
   study [DIR] [--quick] [--arms A,B] [--page]
                               the settling experiment, run by run; its page
-  sweep table DIR             print a sweep's table, write its pages again
   jobs [--all]                Slurm jobs: state, step, reward, last sign of life
   logs RUN [ROLE] [--follow]  what a run, or one of its roles, says
   stop RUN                    stop a run, wherever it runs; it can be resumed
-  report RUN                  write RUN/report.html again
+  report RUN [--beside OTHER] write RUN/report.html again
   samples RUN [SAMPLE]        the samples of a step; the transcript of one
-  forensics RUN [--step a:b]  is a run healthy; if not, since when, where and why:
-                              a run folder, or dumps of slime or miles
+  forensics RUN [--step A:B]  is a run healthy; if not, since when, where and
+                              why: a run folder, or dumps of slime or miles
   diff A B [C ...]            what differs between runs, experiments or
                               overrides, and what that allows to conclude
   tasks show SET              a task set: difficulty, category, limits
