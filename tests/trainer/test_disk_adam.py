@@ -11,7 +11,7 @@ from glm52_tbench2.config.schema import DType, RunConfig
 from glm52_tbench2.trainer.disk_adam.state_file import StateFile
 from glm52_tbench2.trainer.disk_adam.stream import Stream, make_buffers
 
-from .parts import layout, make_batch, on_disk
+from .parts import assert_same_metrics, layout, make_batch, on_disk
 
 
 def hard(run: RunConfig) -> RunConfig:
@@ -22,17 +22,6 @@ def hard(run: RunConfig) -> RunConfig:
 @pytest.fixture(scope="module")
 def batches(run):
     return [make_batch(run, step) for step in (1, 2, 3)]
-
-
-def assert_same_metrics(found, expected):
-    """Norms of updates are summed in another order; everything else is the same to the bit."""
-    summed = {"trainer/update_norm", "trainer/update_relative"}
-    for mine, theirs in zip(found, expected, strict=True):
-        names = {name for name in theirs if not name.startswith("time/")}
-        assert names == {name for name in mine if not name.startswith("time/")}
-        for name in names:
-            near = pytest.approx(theirs[name], rel=1e-5) if name in summed else theirs[name]
-            assert mine[name] == near, name
 
 
 @pytest.mark.parametrize(

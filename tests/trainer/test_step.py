@@ -69,7 +69,7 @@ def train_by_transformers(run, batches):
             len(batch), sum(s.num_generated for s in batch), run.rollout.max_session_tokens
         )
         adam.zero_grad()
-        total, parts = 0.0, {1: 0.0, -1: 0.0}
+        total, parts, trained = 0.0, {1: 0.0, -1: 0.0}, set()
         start = [p.detach().clone() for p in model.parameters()]
         for sample in batch:
             tokens = torch.from_numpy(sample.tokens.astype(np.int64))
@@ -98,11 +98,13 @@ def train_by_transformers(run, batches):
                     for p, g in zip(start, of_sample, strict=True)
                 ]
             )
+            trained |= {place for place, g in enumerate(of_sample) if g is not None}
             parts[int(np.sign(sample.advantage)) or 1] += flat
             total += loss.item()
         whole = parts[1] + parts[-1]
-        for p, g in zip(model.parameters(), whole.split([p.numel() for p in start]), strict=True):
-            p.grad = g.view_as(p)
+        split = whole.split([p.numel() for p in start])
+        for place, (p, g) in enumerate(zip(model.parameters(), split, strict=True)):
+            p.grad = g.view_as(p) if place in trained else None
         norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), optim.clip_grad))
         adam.step()
         change = torch.cat(
