@@ -5,7 +5,6 @@ import gzip
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -78,40 +77,12 @@ def pack(row: Row) -> str:
         ("weight_versions", "<i4"),
     ):
         values = row.get(name)
-        told[name] = "" if values is None else _text(np.asarray(values).astype(kind).tobytes())
-    return _text(gzip.compress(json.dumps(told).encode(), 5, mtime=0))
+        told[name] = (
+            "" if values is None else base64_text(np.asarray(values).astype(kind).tobytes())
+        )
+    return base64_text(gzip.compress(json.dumps(told).encode(), 5, mtime=0))
 
 
-def vocabulary(model_dir: Path, ids: Iterable[int]) -> dict[int, str]:
-    """Token -> base64 of its bytes, of a tokenizer whose tokens are bytes of UTF-8.
-
-    Raises ValueError, in one sentence, when the folder holds no usable tokenizer.
-    """
-    from tokenizers import Tokenizer
-
-    path = model_dir / "tokenizer.json"
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception
-        raise ValueError(f"{path} is not readable: {error}") from error
-    whole = {one.content for one in tokenizer.get_added_tokens_decoder().values()}
-    byte_of = {letter: byte for byte, letter in enumerate(_letters())}
-    found = {}
-    for number in ids:
-        token = tokenizer.id_to_token(number) or f"<{number}>"
-        known = token not in whole and all(letter in byte_of for letter in token)
-        said = bytes(byte_of[letter] for letter in token) if known else token.encode()
-        found[number] = _text(said)
-    return found
-
-
-def _letters() -> list[str]:
-    """The letter that a byte-level tokenizer writes for each byte: itself where it can be printed,
-    else the next one from 256 on."""
-    printed = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = iter(range(256, 512))
-    return [chr(byte if byte in printed else next(others)) for byte in range(256)]
-
-
-def _text(content: bytes) -> str:
+def base64_text(content: bytes) -> str:
+    """Bytes as a page holds them."""
     return base64.b64encode(content).decode()

@@ -3,12 +3,11 @@
 from collections.abc import Iterator
 from typing import Any
 
-from .run_files import RunFiles
+from .run_files import Row, RunFiles
 from .sentinel.history import Family
 from .sentinel.watch import judge
 
 MOST_FAMILIES = 60
-_CUT = ", cut"
 _COLUMNS = ("sample_id", "task_id", "reward", "advantage", "end_reason", "truncated")
 
 
@@ -22,14 +21,14 @@ def maps(run: RunFiles) -> tuple[dict[str, Any], list[int]]:
     first.
     """
     alarms, history = judge(run)
-    samples = {step: list(_samples(run, step)) for step in run.steps("rollouts")}
+    rows = {step: run.rows("rollouts", step, _COLUMNS) for step in run.steps("rollouts")}
     cells: dict[str, dict[int, dict[str, float]]] = {}
-    for step, rows in samples.items():
-        for task in {row[1] for row in rows}:
-            mine = [row for row in rows if row[1] == task]
+    for step, of_step in rows.items():
+        for task in {row["task_id"] for row in of_step}:
+            mine = [row for row in of_step if row["task_id"] == task]
             cells.setdefault(task, {})[step] = {
-                "reward": sum(row[2] for row in mine) / len(mine),
-                "truncated": sum(row[4].endswith(_CUT) for row in mine) / len(mine),
+                "reward": sum(row["reward"] for row in mine) / len(mine),
+                "truncated": sum(bool(row.get("truncated")) for row in mine) / len(mine),
             }
     pulls = dict.fromkeys(cells, 0.0)
     for task, visits in history.visits.items():
@@ -43,8 +42,8 @@ def maps(run: RunFiles) -> tuple[dict[str, Any], list[int]]:
         key=lambda family: (-len(family.steps), -len(family.members)),
     )
     found: dict[str, Any] = {
-        "steps": list(samples),
-        "samples": samples,
+        "steps": list(rows),
+        "samples": {step: [_sample(row) for row in of_step] for step, of_step in rows.items()},
         "tasks": tasks,
         "families": [_family(family) for family in repeated[:MOST_FAMILIES]],
         "more_families": max(0, len(repeated) - MOST_FAMILIES),
@@ -52,16 +51,10 @@ def maps(run: RunFiles) -> tuple[dict[str, Any], list[int]]:
     return found, [alarm.step for alarm in alarms]
 
 
-def _samples(run: RunFiles, step: int) -> Iterator[list[Any]]:
-    for row in run.rows("rollouts", step, _COLUMNS):
-        cut = _CUT if row.get("truncated") else ""
-        yield [
-            row.get("sample_id"),
-            row.get("task_id"),
-            row.get("reward"),
-            row.get("advantage"),
-            f"{row.get('end_reason')}{cut}",
-        ]
+def _sample(row: Row) -> list[Any]:
+    cut = ", cut" if row.get("truncated") else ""
+    end = f"{row.get('end_reason')}{cut}"
+    return [*(row.get(name) for name in ("sample_id", "task_id", "reward", "advantage")), end]
 
 
 def _family(family: Family) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from ..config.compose import to_yaml
 from ..config.files import atomic_write_bytes
 from ..config.paths import resolve
 from .charts import Layer, heat_table
-from .conversations import Conversations, vocabulary
+from .conversations import Conversations, base64_text
 from .facts import Facts, first_and_last, gather, window
 from .figures import PUBLISHED_KL, ends_figure, figures, times_figure
 from .maps import by_importance, maps
@@ -90,9 +90,13 @@ def write_report(
 def render(run: RunFiles, other: RunFiles | None = None, steps: range | None = None) -> str:
     """The page."""
     runs = [run] if other is None else [run, other]
-    explored = [_explore(one, place, steps) for place, one in enumerate(runs)]
+    decoders = [_decoder(one) for one in runs]
+    explored = [
+        _explore(one, place, steps, decoder)
+        for place, (one, decoder) in enumerate(zip(runs, decoders, strict=True))
+    ]
     facts = gather(run)
-    transcripts = _transcripts(run, facts)
+    transcripts = _transcripts(run, facts, decoders[0])
     highlights, alarmed = _highlights(run), alarms(run.path)
     marks: dict[int, str] = {}
     for alarm in alarmed:
@@ -276,33 +280,40 @@ def _eval_table(facts: Facts) -> tuple[list[int], list[EvalRow]]:
     return columns, sorted(rows, key=lambda row: (-row.change, row.task))
 
 
-def _transcripts(run: RunFiles, facts: Facts) -> list[Transcript]:
+def _decoder(run: RunFiles) -> Decoder | ValueError:
+    """The run's decoder, or why there is none."""
     try:
-        decoder = Decoder(resolve(run.config.model.path))
+        return Decoder(resolve(run.config.model.path))
     except ValueError as error:
-        decoder = None
-        if facts.examples:
-            run.warnings.append(f"Transcripts show no model text: {error}.")
+        return error
+
+
+def _transcripts(run: RunFiles, facts: Facts, decoder: Decoder | ValueError) -> list[Transcript]:
+    if isinstance(decoder, ValueError) and facts.examples:
+        run.warnings.append(f"Transcripts show no model text: {decoder}.")
+    known = decoder if isinstance(decoder, Decoder) else None
     order = list(facts.ends) + [reason for reason in facts.examples if reason not in facts.ends]
     found = []
     for reason in order:
         row = run.sample(*facts.examples[reason])
         if row is not None:
-            found.append(transcribe(row, decoder))
+            found.append(transcribe(row, known))
     return found
 
 
-def _explore(run: RunFiles, place: int, steps: range | None) -> Explored:
+def _explore(
+    run: RunFiles, place: int, steps: range | None, decoder: Decoder | ValueError
+) -> Explored:
     data, alarmed = maps(run)
     conversations = Conversations()
     wanted = by_importance(data, alarmed)
     conversations.add(run, wanted if steps is None else _first(steps, wanted))
     words: dict[int, str] = {}
-    if conversations.ids:
-        try:
-            words = vocabulary(resolve(run.config.model.path), sorted(conversations.ids))
-        except ValueError as error:
-            run.warnings.append(f"Conversations show numbers for tokens: {error}.")
+    if isinstance(decoder, Decoder):
+        pieces = decoder.pieces(sorted(conversations.ids))
+        words = {number: base64_text(piece) for number, piece in pieces.items()}
+    elif conversations.ids:
+        run.warnings.append(f"Conversations show numbers for tokens: {decoder}.")
     prefix = f"r{place}-"
     data |= {"prefix": prefix, "vocabulary": f"{prefix}words"}
     return Explored(prefix, run.name, data, conversations, words)

@@ -83,7 +83,7 @@ class RunFiles:
             else:
                 older += 1
         if older:
-            self._warn(f"{older} steps of {name} follow an older definition of it and are left out")
+            self.warn(f"{older} steps of {name} follow an older definition of it and are left out")
         return dict(sorted(found.items()))
 
     def _having(self, name: str) -> Iterator[tuple[int, metrics_log.Record]]:
@@ -172,7 +172,7 @@ class RunFiles:
             return pq.read_table(path, columns=wanted, filters=filters)
         except (OSError, pa.ArrowException) as error:
             reason = str(error).splitlines()[0]
-            self._warn(f"{path.relative_to(self.path)} is not readable and left out: {reason}")
+            self.warn(f"{path.relative_to(self.path)} is not readable and left out: {reason}")
             return None
 
     def _file(self, kind: str, step: int) -> Path:
@@ -186,10 +186,11 @@ class RunFiles:
             reason = "it holds no keys and values"
         except (OSError, ValueError) as error:
             reason = str(error)
-        self._warn(f"{name} is not readable, so {consequence}: {reason}")
+        self.warn(f"{name} is not readable, so {consequence}: {reason}")
         return {}
 
-    def _warn(self, text: str) -> None:
+    def warn(self, text: str) -> None:
+        """Names what cannot be told, once."""
         if text not in self.warnings:
             self.warnings.append(text)
 

@@ -1,5 +1,6 @@
 """An episode as a person reads it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,25 @@ class Decoder:
     def text(self, ids: list[int]) -> str:
         """Text of `ids`."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
+
+    def pieces(self, ids: Iterable[int]) -> dict[int, bytes]:
+        """Bytes of each token alone, of a tokenizer whose tokens are bytes of UTF-8."""
+        whole = {one.content for one in self._tokenizer.get_added_tokens_decoder().values()}
+        byte_of = {letter: byte for byte, letter in enumerate(_letters())}
+        found = {}
+        for number in ids:
+            token = self._tokenizer.id_to_token(number) or f"<{number}>"
+            known = token not in whole and all(letter in byte_of for letter in token)
+            found[number] = bytes(byte_of[letter] for letter in token) if known else token.encode()
+        return found
+
+
+def _letters() -> list[str]:
+    """The letter that a byte-level tokenizer writes for each byte: itself where it can be printed,
+    else the next one from 256 on."""
+    printed = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))
+    return [chr(byte if byte in printed else next(others)) for byte in range(256)]
 
 
 def transcribe(row: Row, decoder: Decoder | None) -> Transcript:

@@ -175,7 +175,7 @@ class RunSource:
         if not found or self._lacks("train", step, found, ("sample_id", _SCORES[0])):
             return {}
         if found["sample_id"] != samples["sample_id"]:
-            self._warn(f"train/step_{step:06d}.parquet is of other samples than its rollouts")
+            self.run.warn(f"train/step_{step:06d}.parquet is of other samples than its rollouts")
             return {}
         return found
 
@@ -185,7 +185,7 @@ class RunSource:
             metadata = pq.read_metadata(path).metadata or {}
             version = metadata.get(b"schema_version", b"none").decode()
             if version != SCHEMA_VERSION:
-                self._warn(
+                self.run.warn(
                     f"{kind}/{path.name} has schema version {version}, this reads "
                     f"{SCHEMA_VERSION}; left out"
                 )
@@ -199,7 +199,7 @@ class RunSource:
     ) -> bool:
         missing = [name for name in names if name not in found]
         if missing:
-            self._warn(f"{kind}/step_{step:06d}.parquet lacks {', '.join(missing)}; left out")
+            self.run.warn(f"{kind}/step_{step:06d}.parquet lacks {', '.join(missing)}; left out")
         return bool(missing)
 
     def _joined(self, step: int, name: str, found: dict[str, list[Any]], lengths: list[int]) -> Any:
@@ -207,13 +207,9 @@ class RunSource:
         if name not in found:
             return None
         if [len(row) for row in found[name]] != lengths:
-            self._warn(f"step {step}: {name} and tokens differ in length; {name} is left out")
+            self.run.warn(f"step {step}: {name} and tokens differ in length; {name} is left out")
             return None
         return np.concatenate(found[name]) if lengths else None
-
-    def _warn(self, text: str) -> None:
-        if text not in self.warnings:
-            self.warnings.append(text)
 
 
 def _numbers(values: list[Any]) -> NDArray[np.float64]:

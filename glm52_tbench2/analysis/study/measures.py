@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from ...config.files import atomic_write_bytes
 from ...config.schema import NEAR_CAP
 from ..run_files import RunFiles
+from ..sentinel.files import rewards_at
+from ..stats import task_means
 
 WINDOW = 6
 """Steps in a row of which a drift is the mean."""
@@ -137,11 +139,7 @@ def measure(run: RunFiles) -> Measures:
             cell[1] += int(counts[key])
     found.cells = {name: (total, int(n)) for name, (total, n) in cells.items()}
     for step in run.steps("eval"):
-        columns = run.columns("eval", step, ("task_id", "reward"))
-        tasks: dict[str, list[float]] = defaultdict(list)
-        for task, value in zip(columns.get("task_id", ()), columns.get("reward", ()), strict=True):
-            tasks[task].append(float(value))
-        found.held_out[step] = {task: float(np.mean(values)) for task, values in tasks.items()}
+        found.held_out[step] = task_means(rewards_at(run, step))
     return found
 
 
