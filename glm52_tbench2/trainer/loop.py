@@ -221,7 +221,7 @@ class TrainingLoop:
                     self.signals.publish("checkpoint/saved", str(self.step))
             self._heed(now.alarms)
             if now.engine_without:
-                pauses = self._update_engines(self._engines_without)
+                pauses = self._update_engines(self._engines_behind, self._engines_behind)
                 log.warning("version %d once more for an engine: paused %s s", self.step, pauses)
         while not _appears(path, _REPORT_S):
             log.info("%s is there on rank 0 and not here yet", path)
@@ -249,7 +249,7 @@ class TrainingLoop:
                 save_failed=self.saver.failed,
             )
             if time.monotonic() > look:
-                seen.engine_without = self._engine_restarted()
+                seen.engine_without = bool(self._engines_behind())
                 if not (there or paused):
                     seen.alarms = self.watch.waiting(self.step, perf_counter() - started)
                 look = time.monotonic() + _LOOK_S
@@ -293,17 +293,18 @@ class TrainingLoop:
         if self.step < self.recorded:
             return {"time/train_push": 0.0}
         started = perf_counter()
-        pauses = self._update_engines(self._all_engines)
+        pauses = self._update_engines(self._all_engines, self._engines_without)
         if self.rank == 0:
             self.signals.publish("weights/version", str(self.step))
         found = {"time/train_push": perf_counter() - started}
         return found | ({"time/engine_pause_max": max(pauses)} if pauses else {})
 
-    def _update_engines(self, first: Callable[[], list[str]]) -> list[float]:
-        """Gives the weights to the engines in `first`, then to any that does not serve them.
+    def _update_engines(
+        self, first: Callable[[], list[str]], then: Callable[[], list[str]]
+    ) -> list[float]:
+        """Gives the weights to the engines in `first`, then to those in `then` until it has none.
 
-        Until every engine does, one that restarts in between included. Returns how long engines
-        did not generate, seconds; nothing on other ranks than 0.
+        Returns how long engines did not generate, seconds; nothing on other ranks than 0.
         """
         pauses: list[float] = []
         until = time.monotonic() + self.config.cluster.deadlines.engine
@@ -331,7 +332,7 @@ class TrainingLoop:
                     raise failed
                 log.warning("%s; trying again", failed)
                 time.sleep(_RETRY_S)
-            choose = self._engines_without
+            choose = then
 
     def _all_engines(self) -> list[str]:
         """Every engine, once it is ready."""
@@ -342,17 +343,18 @@ class TrainingLoop:
         ]
 
     def _engines_without(self) -> list[str]:
-        """Engines that do not serve the weights, or do not answer."""
+        """Engines that do not serve the weights or do not answer, once every engine is ready."""
         urls = self._all_engines()
         served = serving(urls)
         return [url for url in urls if served.get(url) != self.step]
 
-    def _engine_restarted(self) -> bool:
-        """Whether an engine that is ready serves other weights than these."""
+    def _engines_behind(self) -> list[str]:
+        """Engines that answer now and serve other weights; one that is down is not waited for."""
         if self.step < self.recorded:
-            return False
+            return []
         found = (self.signals.get(f"engine/{n}") for n in range(self.config.engine.num_engines))
-        return any(version != self.step for version in serving(list(filter(None, found))).values())
+        served = serving(list(filter(None, found)))
+        return [url for url, version in served.items() if version != self.step]
 
 
 def _appears(path: Path, timeout_s: float) -> bool:

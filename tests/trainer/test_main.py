@@ -365,11 +365,11 @@ def test_an_engine_that_restarts_gets_the_weights_while_the_trainer_waits(run, t
             signals.publish(f"engine/{number}", engine.url)
         until(lambda: signals.get("weights/version") == "1", processes[0])
         loaded = [len(engine.folders) for engine in engines]
+        signals.withdraw("engine/0")  # it is down: nobody waits for it
         engines[1].served = "none"
         until(lambda: engines[1].served == "1", processes[0])
         assert [len(engine.folders) for engine in engines] == [loaded[0], loaded[1] + 1]
         assert engines[1].folders[-1] == run_dir / "weights" / "version_000001"
-        signals.withdraw("engine/0")  # it is down: nobody waits for it
         write_batch(batch_path(run_dir, "rollouts", 2), make_batch(run, 2), IDENTITY, 2)
         until(lambda: 2 in trained(run_dir), processes[0])
     for engine in engines:
