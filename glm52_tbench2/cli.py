@@ -39,6 +39,8 @@ usage: glm52 VERB [...]
   samples RUN [SAMPLE]        the samples of a step; the transcript of one
   forensics RUN [--step A:B]  is a run healthy; if not, since when, where and
                               why: a run folder, or dumps of slime or miles
+  influence RUN --step N      what each part of a step's update did to what the
+                              next one generated
   diff A B [C ...]            what differs between runs, experiments or
                               overrides, and what that allows to conclude
   tasks show SET              a task set: difficulty, category, limits
@@ -398,6 +400,25 @@ def _forensics(arguments: list[str]) -> int:
     return run(options.run, options.step, as_text=not options.json)
 
 
+def _influence(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        "glm52 influence",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Takes a step's update apart by task, sign of the advantage and nearness to\n"
+        "the per-turn cap, and tells what each part alone does to the log-probs of what the next\n"
+        "step generated. Trains the steps since the last checkpoint once more, on this CPU.",
+        epilog="Written to RUN/influence/, where glm52 forensics finds it; docs/forensics.md "
+        "tells\nthe columns. Needs a run in float32 with one update a step.",
+    )
+    parser.add_argument("run", type=Path, help="run folder")
+    parser.add_argument("--step", type=int, required=True, metavar="N", help="the step")
+    options = parser.parse_args(arguments)
+    from .trainer.influence.main import influence
+
+    influence(options.run, options.step)
+    return 0
+
+
 def _diff(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         "glm52 diff",
@@ -574,6 +595,7 @@ _VERBS: dict[str, Callable[[list[str]], int]] = {
     "report": _report,
     "samples": _samples,
     "forensics": _forensics,
+    "influence": _influence,
     "diff": _diff,
     "tasks": _tasks,
     "weights": _weights,

@@ -19,8 +19,11 @@ from megatron.core.dist_checkpointing.state_dict_utils import load_preprocess
 from megatron.core.optimizer import ChainedOptimizer
 
 from glm52_tbench2.config.errors import UserError
+from glm52_tbench2.config.paths import resolve
+from glm52_tbench2.config.schema import RunConfig
 
 from . import checkpoint_files as files
+from .convert import load_hf
 from .model import PolicyModel
 from .optimizer import load_state, state_shards
 from .weights.safetensors import Folder
@@ -30,15 +33,41 @@ Shapes = dict[str, tuple[int, ...]]
 log = logging.getLogger(__name__)
 
 
-def load_latest(run_dir: Path, model: PolicyModel, optimizer: ChainedOptimizer) -> int | None:
-    """Loads the newest checkpoint that is complete and intact; its step, or None if there is none.
+def start(
+    run_dir: Path,
+    run: RunConfig,
+    model: PolicyModel,
+    optimizer: ChainedOptimizer,
+    until: int | None = None,
+) -> int:
+    """Fills the model from the newest checkpoint, of step `until` at most, else with the run's
+    starting weights; the steps it has trained. A collective.
+
+    Raises UserError.
+    """
+    found = load_latest(run_dir, model, optimizer, until)
+    if found is None:
+        source = resolve(run.model.path)
+        if run.model.checkpoint is None:
+            load_hf(model, source)
+        else:
+            load_weights(resolve(run.model.checkpoint), model, source)
+        optimizer.reload_model_params()
+    return found or 0
+
+
+def load_latest(
+    run_dir: Path, model: PolicyModel, optimizer: ChainedOptimizer, until: int | None = None
+) -> int | None:
+    """Loads the newest checkpoint that is complete and intact, of step `until` at most where that
+    is given; its step, or None if there is none.
 
     A collective. Damaged and unfinished ones are passed over with a warning, and stay where they
     are until a newer one is written.
 
     Raises UserError when it is one of another model.
     """
-    step = newest_intact(run_dir)
+    step = newest_intact(run_dir, until)
     if step is None:
         return None
     folder = files.checkpoint_path(run_dir, step)
@@ -73,9 +102,12 @@ def load_weights(folder: Path, model: PolicyModel, source: Path) -> None:
     model.load_state_dict(state["model"])
 
 
-def newest_intact(run_dir: Path) -> int | None:
-    """The step of the newest checkpoint whose files are all as they were written. A collective."""
+def newest_intact(run_dir: Path, until: int | None = None) -> int | None:
+    """The step of the newest checkpoint whose files are all as they were written, of step `until`
+    at most. A collective."""
     for step in reversed(_from_rank_0(files.steps_begun(run_dir))):
+        if until is not None and step > until:
+            continue
         folder = files.checkpoint_path(run_dir, step)
         problem = _problem(folder)
         if problem is None:

@@ -39,7 +39,7 @@ from glm52_tbench2.rollout.batch import (
 
 from . import checkpoint, ranks
 from .checkpoint_files import disk_full
-from .convert import export_hf, load_hf
+from .convert import export_hf
 from .hf import check_hf_config
 from .microbatch import Scores
 from .model import build_model, wrap
@@ -99,18 +99,11 @@ class TrainingLoop:
         self.model = build_model(run)
         wrapped = wrap(self.model)
         optimizer = build_optimizer(run, wrapped)
-        found = checkpoint.load_latest(run_dir, self.model, optimizer)
-        if found is None:
-            if run.model.checkpoint is None:
-                load_hf(self.model, self.start_weights)
-            else:
-                made = resolve(run.model.checkpoint)
-                checkpoint.load_weights(made, self.model, self.start_weights)
-            optimizer.reload_model_params()
+        begun = checkpoint.start(run_dir, run, self.model, optimizer)
         self.train_step = TrainStep(run, wrapped, optimizer)
         self.saver = Saver(run_dir, run.checkpoint, self.model, optimizer)
         self.sender = None if rank else make_sender(run, run_dir, self.signals)
-        self.step = self.saved = found or 0
+        self.step = self.saved = begun
         """Steps trained, which is the version of the weights."""
         self.watch = Watch(run_dir, run, rank, self.step)
         self.recorded = self._recorded()

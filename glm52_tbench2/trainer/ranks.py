@@ -1,6 +1,9 @@
 """The trainer's processes: how they find each other, their groups, threads and random states."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from importlib.util import find_spec
 from typing import Any
@@ -79,3 +82,37 @@ def disconnect() -> None:
     """Leaves the groups."""
     parallel_state.destroy_model_parallel()
     dist.destroy_process_group()
+
+
+def on_one_rank(run: RunConfig) -> RunConfig:
+    """The run on one rank of a CPU, its optimizer's state in memory."""
+    alone = replace(
+        run.parallel,
+        nodes=1,
+        gpus_per_node=1,
+        tensor=1,
+        context=1,
+        pipeline=1,
+        pipeline_layers=[],
+        expert=1,
+        expert_tensor=1,
+        sequence_parallel=False,
+        device=Device.cpu,
+    )
+    return replace(run, parallel=alone, optim=replace(run.optim, state_on_disk=False))
+
+
+@contextmanager
+def one_rank() -> Iterator[None]:
+    """In the groups of a trainer of one rank: those there are, or new ones."""
+    if dist.is_initialized():
+        yield
+        return
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        parallel_state.initialize_model_parallel()
+        seed(0, 0)
+        yield
+    finally:
+        disconnect()

@@ -73,7 +73,7 @@ class TrainStep:
         ]
         # From its second update on a batch, the policy is not the one the ratios start from; a
         # single update takes them from its own forward pass.
-        old = self._score(batch, everything) if num_updates > 1 else None
+        old = self.score(batch) if num_updates > 1 else None
         score_s = time.perf_counter() - started
 
         scored = old or {}
@@ -96,10 +96,10 @@ class TrainStep:
         metrics["time/train_compute"] = time.perf_counter() - started
         return StepResult(scores, metrics)
 
-    def _score(self, batch: Sequence[Sample], indices: Sequence[int]) -> dict[int, Scores]:
-        """A forward pass alone: every sample's scores, on every rank."""
+    def score(self, batch: Sequence[Sample]) -> dict[int, Scores]:
+        """A forward pass alone: scores of the samples, by place, on every rank. A collective."""
         with torch.no_grad():
-            results = self._schedule(self._micro_batches(batch, indices), None)
+            results = self._schedule(self._micro_batches(batch, range(len(batch))), None)
         everyone: list[dict[int, Scores]] = [{} for _ in range(dist.get_world_size())]
         dist.all_gather_object(everyone, _unpacked(results, batch) if _reports() else {})
         return {i: s for found in everyone for i, s in found.items()}
@@ -116,11 +116,7 @@ class TrainStep:
         started = time.perf_counter()
         micros = self._ready(batch, indices, old)
         num_micros = len(micros)
-        totals = BatchTotals(
-            num_samples=len(indices),
-            num_tokens=max(1, sum(batch[i].num_generated for i in indices)),
-            max_tokens=self.run.rollout.max_session_tokens,
-        )
+        totals = self._totals(batch, indices)
         every = self.run.optim.grad_split_every
         split = self._split(batch, indices, old, totals) if every and step % every == 0 else {}
         split_s = time.perf_counter() - started
@@ -167,14 +163,38 @@ class TrainStep:
         found = {}
         for name, sign in (("positive", 1), ("negative", -1)):
             part = [i for i in indices if np.sign(batch[i].advantage) == sign]
-            self._zero_grad()
             if part:
-                self._schedule(self._ready(batch, part, old), totals, scored=old is not None)
-                self.optimizer.prepare_grads()
+                self._take_gradient(batch, part, totals, old)
             found[f"trainer/grad_norm_{name}"] = (
                 float(self.optimizer.get_grad_norm()) if part else 0.0
             )
         return found
+
+    def gradient(self, batch: Sequence[Sample], part: Sequence[int]) -> None:
+        """Leaves the gradient of some samples of `batch` alone, by place, in the optimizer: the
+        batch's own is the sum over its parts. As yet unclipped, of the only update on the batch.
+
+        A collective.
+        """
+        self._take_gradient(batch, part, self._totals(batch, range(len(batch))), None)
+
+    def _take_gradient(
+        self,
+        batch: Sequence[Sample],
+        part: Sequence[int],
+        totals: BatchTotals,
+        old: dict[int, Scores] | None,
+    ) -> None:
+        self._zero_grad()
+        self._schedule(self._ready(batch, part, old), totals, scored=old is not None)
+        self.optimizer.prepare_grads()
+
+    def _totals(self, batch: Sequence[Sample], indices: Sequence[int]) -> BatchTotals:
+        return BatchTotals(
+            num_samples=len(indices),
+            num_tokens=max(1, sum(batch[i].num_generated for i in indices)),
+            max_tokens=self.run.rollout.max_session_tokens,
+        )
 
     def _ready(
         self, batch: Sequence[Sample], indices: Sequence[int], old: dict[int, Scores] | None

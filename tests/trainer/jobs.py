@@ -19,20 +19,26 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from megatron.core.extensions import transformer_engine, transformer_engine_spec_provider
 
+from glm52_tbench2.analysis.run_files import RunFiles
 from glm52_tbench2.config.errors import UserError
+from glm52_tbench2.config.files import SCHEMA_VERSION
 from glm52_tbench2.config.schema import Device, RunConfig
 from glm52_tbench2.engines.weights import fp8
 from glm52_tbench2.engines.weights.folders import outgoing
 from glm52_tbench2.engines.weights.sender import buckets
-from glm52_tbench2.rollout.batch import Sample
+from glm52_tbench2.rollout.batch import Sample, batch_path, read_batch
 from glm52_tbench2.trainer import attention, checkpoint, saver
 from glm52_tbench2.trainer.checkpoint_files import disk_full, steps_complete
 from glm52_tbench2.trainer.convert import export_hf, hf_names, load_hf
 from glm52_tbench2.trainer.disk_adam.optimizer import DiskAdam
 from glm52_tbench2.trainer.dsa import Indexer
+from glm52_tbench2.trainer.influence.again import influence_rows
+from glm52_tbench2.trainer.influence.parts import Part, Update
 from glm52_tbench2.trainer.logprobs import token_scores
 from glm52_tbench2.trainer.model import (
     PolicyModel,
@@ -52,6 +58,7 @@ from glm52_tbench2.trainer.weights.importing import import_hf
 from glm52_tbench2.trainer.weights.layout import describe
 from glm52_tbench2.trainer.weights.safetensors import content
 
+from .parts import IDENTITY
 from .storage import LiveStorage
 
 Weights = dict[str, np.ndarray]
@@ -511,3 +518,44 @@ def known_full_disks(run: RunConfig, rooms: list[int]) -> list[bool]:
         except (OSError, RuntimeError) as error:
             known.append(disk_full(RuntimeError(f"Worker failure: {error}")))
     return known
+
+
+def record_run(run: RunConfig, run_dir: Path, steps: int, save_at: list[int]) -> None:
+    """Trains the batches of `run_dir` and leaves scores and checkpoints there, as the role does."""
+    trainer = Trainer(run)
+    save = saver.Saver(run_dir, run.checkpoint, trainer.model, trainer.optimizer)
+    (run_dir / "train").mkdir()
+    for step in range(1, steps + 1):
+        batch = read_batch(batch_path(run_dir, "rollouts", step))
+        scores = trainer.train(batch, step).scores
+        if torch.distributed.get_rank() == 0:
+            columns = {
+                "sample_id": [sample.sample_id for sample in batch],
+                "trainer_logprobs": [one.logp for one in scores],
+            }
+            table = pa.table(columns).replace_schema_metadata({"schema_version": SCHEMA_VERSION})
+            pq.write_table(table, batch_path(run_dir, "train", step))
+        if step in save_at:
+            save.save(step)
+            save.wait()
+
+
+def taken_apart(
+    run: RunConfig, batches: list[list[Sample]], masked: list[int]
+) -> tuple[dict[Part, np.ndarray], np.ndarray]:
+    """The parts of the last batch's update, and the update itself: [W] float32 over all weights."""
+    trainer = Trainer(run)
+    for step, batch in enumerate(batches[:-1], 1):
+        trainer.train(batch, step)
+    update = Update(run, trainer.train, batches[-1], len(batches), masked)
+    parts = {part: _flat(change) for part, change in update.parts()}
+    return parts, _flat(update.whole)
+
+
+def _flat(tensors: list[torch.Tensor]) -> np.ndarray:
+    return torch.cat([tensor.flatten() for tensor in tensors]).numpy().copy()
+
+
+def influence_of(run: RunConfig, run_dir: Path, step: int) -> list[dict[str, Any]]:
+    """The rows of `glm52 influence`."""
+    return influence_rows(RunFiles.open(run_dir), IDENTITY, step, lambda line: None)

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..influence import Influence, print_influence
 from ..terminal import print_line, print_table, suited
 from .examine import Examination
 from .measures import by_age, by_task
@@ -17,6 +18,7 @@ from .verdict import Verdict
 _MARKS = {True: ("+", "green"), False: ("-", "red"), None: ("?", "yellow")}
 _BARS = " ▁▂▃▄▅▆▇█"
 _FAMILIES = 5
+_PARTS = 6
 _EXCERPT = 160
 _CURVES = {
     "reward": "training reward",
@@ -70,6 +72,8 @@ def show(found: Examination, said: Verdict, console: Console | None = None) -> N
         line("the run", "bold")
         print_table(console, _curves(found), 2)
     _families(console, found)
+    for step, parts in _influence(found).items():
+        print_influence(console, step, parts, _PARTS)
     for title, sentences in (("can't be told", said.unknown), ("files", found.warnings)):
         if sentences:
             line(title, "bold")
@@ -87,6 +91,11 @@ def _curves(found: Examination) -> Table:
         if early is not None and late is not None:
             table.add_row(told, f"{early:.3g}", f"{late:.3g}", bars(list(values.values())))
     return table
+
+
+def _influence(found: Examination) -> dict[int, list[Influence]]:
+    known = found.about.influence
+    return {step: known[step] for step in found.measures.steps if known.get(step)}
 
 
 def _families(console: Console, found: Examination) -> None:
@@ -206,6 +215,9 @@ def as_json(found: Examination, said: Verdict) -> dict[str, Any]:
         "heat": {one.step: one.heat.tolist() for one in numbers.scans if one.heat is not None},
         "families": [asdict(one) for one in found.families],
         "more_families": found.more_families,
+        "influence": {
+            step: [asdict(one) for one in parts] for step, parts in _influence(found).items()
+        },
         "repeats": [asdict(one) for one in found.repeats],
         "repeated_share": found.repeated_share,
         "unread_steps": found.unread,

@@ -1,13 +1,8 @@
 """What a checkpoint of a model is made of, without a model: nothing but shapes is held."""
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import torch.distributed as dist
-from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.mapping import (
     ShardedObject,
     ShardedTensor,
@@ -15,7 +10,7 @@ from megatron.core.dist_checkpointing.mapping import (
 )
 
 from glm52_tbench2.config.errors import UserError
-from glm52_tbench2.config.schema import Device, RunConfig
+from glm52_tbench2.config.schema import RunConfig
 
 from .. import limits, ranks
 from ..convert import hf_names
@@ -62,24 +57,11 @@ def describe(run: RunConfig) -> Layout:
 
     Raises UserError for a model that the trainer cannot build.
     """
-    alone = replace(
-        run.parallel,
-        nodes=1,
-        gpus_per_node=1,
-        tensor=1,
-        context=1,
-        pipeline=1,
-        pipeline_layers=[],
-        expert=1,
-        expert_tensor=1,
-        sequence_parallel=False,
-        # A checkpoint has the same tensors whichever device its model is built for.
-        device=Device.cpu,
-    )
-    run_alone = replace(run, parallel=alone, optim=replace(run.optim, state_on_disk=False))
+    # A checkpoint has the same tensors whichever layout and device its model is built for.
+    run_alone = ranks.on_one_rank(run)
     if problems := limits.problems(run_alone):
         raise UserError(problems[0])
-    with _one_rank(), shapes_only():
+    with ranks.one_rank(), shapes_only():
         model = build_model(run_alone)
         parameters = dict(model.named_parameters())
         parts, objects = [], {}
@@ -108,19 +90,3 @@ def _part(name: str, sharded: ShardedTensor, dim: int | None, shares: int) -> Pa
         split=dim,
         shares=shares,
     )
-
-
-@contextmanager
-def _one_rank() -> Iterator[None]:
-    """In the groups of a trainer of one rank: those there are, or new ones."""
-    if dist.is_initialized():
-        yield
-        return
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        parallel_state.initialize_model_parallel()
-        ranks.seed(0, 0)
-        yield
-    finally:
-        ranks.disconnect()

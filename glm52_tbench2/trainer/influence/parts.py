@@ -1,0 +1,136 @@
+"""The parts of one update of Adam, and how each moves the weights by itself.
+
+Given the second moment, the update (Loshchilov and Hutter 2019) is linear in the gradient:
+
+    w' - w = -lr wd w - lr m' / (1 - b1^t) / (sqrt(v' / (1 - b2^t)) + eps)
+    m' = b1 m + (1 - b1) c sum_j g_j
+
+with c of gradient clipping and g_j the gradient of the samples of group j in the loss of the whole
+batch. So it is a sum of parts: one of each group, one of the momentum m of earlier steps, one of
+weight decay.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from glm52_tbench2.config.schema import NEAR_CAP, RunConfig
+from glm52_tbench2.rollout.batch import Sample
+
+from ..microbatch import Scores
+from ..step import TrainStep
+
+Change = list[Tensor]
+"""Of each weight, shaped like it; float32."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of an update. `task`, `sign`, `near_cap` and `samples` are those of a group."""
+
+    part: str
+    """samples (a group of them), momentum (of earlier steps), decay, or update: the whole."""
+    task: str | None = None
+    sign: int | None = None
+    """Of the advantage."""
+    near_cap: bool | None = None
+    """Whether its samples hold a turn near the per-turn cap."""
+    samples: int | None = None
+
+
+class Update:
+    """The update of one step, taken back: its trainer stands at the weights before it.
+
+    Holds six copies of the weights beside the optimizer's state.
+    """
+
+    def __init__(
+        self,
+        run: RunConfig,
+        trainer: TrainStep,
+        batch: Sequence[Sample],
+        step: int,
+        masked: Sequence[int],
+    ) -> None:
+        """Trains `batch` but for the samples at the places `masked`, and takes it back.
+
+        Args:
+            run: float32, with one update a step and the optimizer's state in memory.
+        """
+        self._run, self._trainer = run, trainer
+        self._batch = [
+            replace(sample, advantage=0.0) if place in masked else sample
+            for place, sample in enumerate(batch)
+        ]
+        before = [w.detach().clone() for w in self._weights()]
+        momentum = [
+            state["exp_avg"].clone() if state else None for _, state, _ in self._parameters()
+        ]
+        result = trainer(batch, step, masked)
+        self.scores = result.scores
+        """Of `batch`, by the weights before."""
+        optim, norm = run.optim, result.metrics["trainer/grad_norm"]
+        # As Megatron clips.
+        clipped = min(1.0, optim.clip_grad / (norm + 1e-6)) if optim.clip_grad else 1.0
+        self._share = (1 - optim.beta1) * clipped
+        self.whole: Change = []
+        """w' - w."""
+        self._pull: Change = []
+        """By how much a first moment of 1 moves each weight."""
+        self._momentum: Change = []
+        self._decay: Change = []
+        known = zip(self._parameters(), before, momentum, strict=True)
+        for (weight, state, group), old, moment in known:
+            step_of = int(state["step"])
+            scale = (state["exp_avg_sq"] / (1 - optim.beta2**step_of)).sqrt_().add_(group["eps"])
+            self._pull.append(scale.reciprocal_().mul_(-group["lr"] / (1 - optim.beta1**step_of)))
+            kept = torch.zeros_like(old) if moment is None else moment.mul_(optim.beta1)
+            self._momentum.append(kept.mul_(self._pull[-1]))
+            self._decay.append(old * (-group["lr"] * group["weight_decay"]))
+            self.whole.append(weight.detach() - old)
+            weight.data.copy_(old)
+
+    def parts(self) -> Iterator[tuple[Part, Change]]:
+        """The parts and what each changes. Use one before the next is taken."""
+        for part, places in self._groups().items():
+            self._trainer.gradient(self._batch, places)
+            grads = [w.grad for w in self._weights() if w.grad is not None]
+            yield part, [g * pull * self._share for g, pull in zip(grads, self._pull, strict=True)]
+        yield Part("momentum"), self._momentum
+        yield Part("decay"), self._decay
+
+    def scored(self, content: Sequence[Sample], change: Change | None = None) -> list[Scores]:
+        """`content` scored by the weights before, with `change` added where it is given."""
+        before = [w.detach().clone() for w in self._weights()] if change else []
+        for weight, move in zip(self._weights(), change or [], strict=False):
+            weight.data.add_(move)
+        scores = self._trainer.score(content)
+        for weight, old in zip(self._weights(), before, strict=False):
+            weight.data.copy_(old)
+        return [scores[place] for place in range(len(content))]
+
+    def _groups(self) -> dict[Part, list[int]]:
+        """Samples that have a gradient, by place: by task, sign and whether near the cap."""
+        found: dict[Part, list[int]] = {}
+        for place, sample in enumerate(self._batch):
+            sign = int(np.sign(sample.advantage))
+            if sample.num_generated and (sign or self._run.clip.entropy_coef):
+                least = NEAR_CAP * self._run.rollout.max_turn_tokens
+                capped = any(turn.end - turn.start >= least for turn in sample.turns)
+                part = Part("samples", sample.task_id, sign, capped)
+                found.setdefault(part, []).append(place)
+        return {replace(part, samples=len(places)): places for part, places in found.items()}
+
+    def _weights(self) -> Iterator[Tensor]:
+        return (weight for weight, _, _ in self._parameters())
+
+    def _parameters(self) -> Iterator[tuple[Tensor, dict[str, Any], dict[str, Any]]]:
+        """Each weight with its state in Adam and its group."""
+        for part in self._trainer.optimizer.chained_optimizers:
+            for group in part.optimizer.param_groups:
+                for weight in group["params"]:
+                    yield weight, part.optimizer.state.get(weight, {}), group
