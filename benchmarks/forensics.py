@@ -23,7 +23,7 @@ from glm52_tbench2.analysis.run_files import RunFiles
 
 _COLUMNS = {
     "rollouts": ("tokens", "loss_mask", "rollout_logprobs", "weight_versions"),
-    "train": ("trainer_logprobs",),
+    "train": ("trainer_logprobs", "entropy"),
 }
 _COMPARED = 8
 """Steps of the comparison."""

@@ -6,12 +6,13 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from ..config import metrics_log, recorded_config
 from ..config.schema import RunConfig
@@ -125,9 +126,9 @@ class RunFiles:
         """One dict a sample with the `columns` that the file has; [] with a warning if damaged."""
         return self._read(kind, step, columns, None)
 
-    def columns(self, kind: str, step: int, names: Sequence[str]) -> dict[str, list[Any]]:
+    def columns(self, kind: str, step: int, names: Sequence[str]) -> dict[str, Sequence[Any]]:
         """Column -> a value a sample, of those of `names` that the file has; lists of numbers as
-        arrays, [T] each. {} with a warning if the file is damaged, without one if it is not there.
+        Rows. {} with a warning if the file is damaged, without one if it is not there.
         """
         if not self._file(kind, step).exists():
             return {}
@@ -195,13 +196,33 @@ class RunFiles:
             self.warnings.append(text)
 
 
-def _values(column: pa.Array) -> list[Any]:
-    """A value a row; a row of a list of numbers is an array, made without an object a number."""
+class Rows(Sequence[Any]):
+    """Arrays, [T] each, that are parts of one: no row is copied, and nor is the whole of them."""
+
+    def __init__(self, flat: NDArray[Any], offsets: NDArray[np.integer]) -> None:
+        self.flat = flat
+        """All of them, one after another."""
+        self.offsets = offsets
+        """[rows + 1] where each begins in `flat`, and the end of the last."""
+
+    def __len__(self) -> int:
+        """Rows."""
+        return len(self.offsets) - 1
+
+    def __getitem__(self, place: Any) -> Any:
+        """A row."""
+        place = range(len(self))[place]
+        return self.flat[self.offsets[place] : self.offsets[place + 1]]
+
+
+def _values(column: pa.Array) -> Sequence[Any]:
+    """A value a row; lists of numbers are Rows, made without an object a number."""
     if not (pa.types.is_list(column.type) and pa.types.is_primitive(column.type.value_type)):
-        return column.to_pylist()
-    flat = column.values.to_numpy(zero_copy_only=False)
-    ends = column.offsets.to_numpy()
-    return [flat[start:end] for start, end in pairwise(ends)]
+        values: list[Any] = column.to_pylist()
+        return values
+    offsets = column.offsets.to_numpy()
+    flat = column.values.to_numpy(zero_copy_only=False)[offsets[0] : offsets[-1]]
+    return Rows(flat, offsets - offsets[0])
 
 
 def definitions_differ(runs: Sequence[RunFiles], name: str) -> str | None:

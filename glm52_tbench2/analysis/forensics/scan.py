@@ -16,6 +16,8 @@ BINS = 20
 """Parts of a turn, for the heat along it."""
 REPEATED = 3
 """A token is within a loop when its shingle occurs this often in its turn."""
+_BLOCK = 2**16
+"""Tokens that are summed at one time."""
 TYPES = 20
 """Token types kept a step, those with the most |D|."""
 _CLAMP, _CEILING = 20.0, 10.0
@@ -118,38 +120,56 @@ def _distances(
     step: Step, starts: NDArray[np.int64], ends: NDArray[np.int64], found: Scan
 ) -> Floats | None:
     """Fills the sums; |D| by token, 0 where it is not finite or nothing was generated."""
-    said = step.mask
-    edges = np.stack([starts, ends], 1).ravel()
-    if edges[-1] == len(said):  # reduceat takes no end beyond the last
-        edges = edges[:-1]
+    distance = None
+    if step.rollout is not None and step.trainer is not None:
+        distance = np.zeros(len(step.mask), np.float32)
+    # Turns in blocks: what is computed between reading and summing them stays in the cache.
+    cuts = np.flatnonzero(np.diff(ends // _BLOCK)) + 1
+    blocks = []
+    for block in np.split(np.arange(len(starts)), cuts):
+        window = slice(starts[block[0]], ends[block[-1]])
+        edges = np.cumsum(found.length[block]) - found.length[block]
+        blocks.append(_sums(step, window, edges, distance))
+    found.sums.update({name: np.concatenate([one[name] for one in blocks]) for name in blocks[0]})
+    return distance
+
+
+def _sums(
+    step: Step, window: slice, edges: NDArray[np.int64], distance: Floats | None
+) -> dict[str, Floats]:
+    """The sums of the turns in a window of tokens; fills `distance` there.
+
+    `edges`: where in the window's generated tokens each turn begins.
+    """
+    said = step.mask[window]
 
     def over_turns(values: Floats) -> Floats:
-        return np.add.reduceat(values, edges, dtype=np.float64)[::2]
+        return np.add.reduceat(values, edges).astype(np.float64)
 
-    sums = found.sums
-    for name, values in (("rollout", step.rollout), ("trainer", step.trainer)):
-        if values is not None:
-            sums[name] = over_turns(np.where(np.isfinite(values), values, 0))
-    if step.entropy is not None:
-        sums["entropy"] = over_turns(step.entropy)
-    if step.rollout is None or step.trainer is None:
-        return None
+    sums, logps = {}, {}
+    for name in ("rollout", "trainer", "entropy"):
+        if getattr(step, name) is not None:
+            logps[name] = getattr(step, name)[window][said]
+            sums[name] = over_turns(np.where(np.isfinite(logps[name]), logps[name], 0))
+    if distance is None:
+        return sums
     with np.errstate(invalid="ignore"):
-        d = step.trainer - step.rollout
+        d = logps["trainer"] - logps["rollout"]
     usable = np.isfinite(d)
-    if all_usable := bool(usable.all()):
-        sums["compared"] = found.length.astype(np.float64)
-    else:
-        d = np.where(usable, d, 0)
-        sums["compared"] = over_turns(usable.astype(np.float32))
-    distance = np.abs(d)
+    d = np.where(usable, d, 0)
+    size = np.abs(d)
+    distance[window][said] = size
     sums["signed"] = over_turns(d)
-    sums["drift"] = over_turns(distance)
-    sums["over_1"] = over_turns((distance > 1).astype(np.float32))
-    sums["zero"] = over_turns(((d == 0) if all_usable else (d == 0) & usable).astype(np.float32))
+    sums["drift"] = over_turns(size)
+    for name, counted in (
+        ("compared", usable),
+        ("over_1", size > 1),
+        ("zero", (d == 0) & usable),
+    ):
+        sums[name] = over_turns(counted.astype(np.float32))
     np.clip(d, -_CLAMP, _CLAMP, out=d)
     sums["kl"] = over_turns(np.minimum(np.expm1(d) - d, _CEILING))
-    return distance * said
+    return sums
 
 
 def _age(step: Step, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Floats | None:

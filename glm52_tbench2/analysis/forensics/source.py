@@ -1,5 +1,6 @@
 """A step of a run as flat arrays, from a run folder; :mod:`.dumps` reads those of others."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,13 +14,14 @@ from ...config.files import SCHEMA_VERSION
 from ...config.paths import resolve
 from ...config.schema import RunConfig
 from ..influence import KIND, Influence, influences
-from ..run_files import RunFiles
+from ..run_files import Rows, RunFiles
 from ..sentinel.files import rewards_at
 from ..stats import Rewards
 
 _SAMPLES = ("sample_id", "task_id", "reward", "advantage", "truncated")
 _TOKENS = ("tokens", "loss_mask", "rollout_logprobs", "weight_versions")
 _SCORES = ("trainer_logprobs", "entropy")
+Columns = dict[str, Sequence[Any]]
 
 
 @dataclass(frozen=True)
@@ -139,8 +141,8 @@ class RunSource:
         if not found or self._lacks("rollouts", step, found, (*_SAMPLES[:3], *_TOKENS[:2])):
             return None
         scores = {} if tokens_only else self._scores(step, found)
-        lengths = [len(row) for row in found["tokens"]]
-        ids = found["sample_id"]
+        lengths = np.array([len(row) for row in found["tokens"]], np.int64)
+        ids = list(found["sample_id"])
         joined = {
             name: self._joined(step, name, found, lengths) for name in names if name in _TOKENS
         }
@@ -150,12 +152,12 @@ class RunSource:
         return Step(
             step=step,
             sample_ids=ids,
-            tasks=found["task_id"],
+            tasks=list(found["task_id"]),
             groups=[one.rpartition("-")[0] for one in ids],
             rewards=_numbers(found["reward"]),
             advantages=_numbers(found["advantage"]) if "advantage" in found else None,
             truncated=np.array(found["truncated"], bool) if "truncated" in found else None,
-            offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+            offsets=np.append(0, np.cumsum(lengths)),
             tokens=joined["tokens"],
             mask=joined["loss_mask"],
             rollout=joined.get("rollout_logprobs"),
@@ -173,7 +175,7 @@ class RunSource:
             for path in self.run.path.glob(f"{kind}/step_*.parquet")
         )
 
-    def _scores(self, step: int, samples: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    def _scores(self, step: int, samples: Columns) -> Columns:
         """The trainer's columns in the order of the samples; {} where they are of others."""
         found = self._columns("train", step, ("sample_id", *_SCORES))
         if not found or self._lacks("train", step, found, ("sample_id", _SCORES[0])):
@@ -183,7 +185,7 @@ class RunSource:
             return {}
         return found
 
-    def _columns(self, kind: str, step: int, names: tuple[str, ...]) -> dict[str, list[Any]]:
+    def _columns(self, kind: str, step: int, names: tuple[str, ...]) -> Columns:
         path = self.run.path / kind / f"step_{step:06d}.parquet"
         try:
             metadata = pq.read_metadata(path).metadata or {}
@@ -198,33 +200,33 @@ class RunSource:
             pass  # which columns() tells
         return self.run.columns(kind, step, names)
 
-    def _lacks(
-        self, kind: str, step: int, found: dict[str, list[Any]], names: tuple[str, ...]
-    ) -> bool:
+    def _lacks(self, kind: str, step: int, found: Columns, names: tuple[str, ...]) -> bool:
         missing = [name for name in names if name not in found]
         if missing:
             self.run.warn(f"{kind}/step_{step:06d}.parquet lacks {', '.join(missing)}; left out")
         return bool(missing)
 
-    def _joined(self, step: int, name: str, found: dict[str, list[Any]], lengths: list[int]) -> Any:
+    def _joined(self, step: int, name: str, found: Columns, lengths: NDArray[np.int64]) -> Any:
         """The rows of a column one after another; None where it is missing or contradicts."""
-        if name not in found:
+        rows = found.get(name)
+        if not isinstance(rows, Rows):
             return None
-        if [len(row) for row in found[name]] != lengths:
+        if not np.array_equal(np.diff(rows.offsets), lengths):
             self.run.warn(f"step {step}: {name} and tokens differ in length; {name} is left out")
             return None
-        return np.concatenate(found[name]) if lengths else None
+        return rows.flat if len(rows) else None
 
 
-def _numbers(values: list[Any]) -> NDArray[np.float64]:
+def _numbers(values: Sequence[Any]) -> NDArray[np.float64]:
     return np.array([np.nan if value is None else value for value in values], np.float64)
 
 
 def spans(mask: NDArray[np.bool_], offsets: NDArray[np.int64]) -> tuple[Any, Any]:
     """[K] first and [K] one-past-last token of each turn: runs of generated tokens in a sample."""
-    change = np.diff(mask.astype(np.int8), prepend=0)
-    inside = offsets[1:-1][offsets[1:-1] < len(mask)]
-    split = inside[mask[inside] & (change[inside] == 0)]  # a sample that follows on a turn's end
-    starts = np.union1d(np.flatnonzero(change == 1), split)
-    ends = np.union1d(np.flatnonzero(change == -1), split)
+    change = np.flatnonzero(mask[1:] != mask[:-1]) + 1
+    if len(mask) and mask[0]:
+        change = np.append(0, change)
+    inside = offsets[1:-1][(offsets[1:-1] > 0) & (offsets[1:-1] < len(mask))]
+    split = inside[mask[inside] & mask[inside - 1]]  # a sample that follows on a turn's end
+    starts, ends = np.union1d(change[::2], split), np.union1d(change[1::2], split)
     return starts, np.append(ends, len(mask)) if len(ends) < len(starts) else ends

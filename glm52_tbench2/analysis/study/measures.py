@@ -7,8 +7,10 @@ STUDY/measures/.
 
 import json
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,7 +146,7 @@ def measure(run: RunFiles) -> Measures:
 
 
 def _tokens(
-    run: RunFiles, columns: dict[str, list], trained: dict[str, list]
+    run: RunFiles, columns: dict[str, Sequence[Any]], trained: dict[str, Sequence[Any]]
 ) -> tuple[NDArray, NDArray, NDArray, NDArray]:
     """Of each generated token of a step: |D|, probability, sign of A as 0, 1, 2, and capped."""
     logps = dict(zip(trained["sample_id"], trained["trainer_logprobs"], strict=True))
