@@ -43,6 +43,8 @@ class Series:
     """Step -> interval, drawn as a bar at its point; NaN bounds are left out."""
     gaps: frozenset[int] = frozenset()
     """Steps whose value cannot be drawn."""
+    dashed: bool = False
+    """Of another run."""
 
 
 @dataclass(frozen=True)
@@ -332,7 +334,7 @@ def _grid(x: _StepAxis, y: _LinearAxis | _LogAxis) -> list[str]:
 
 
 def _curve(series: Series, x: _StepAxis, y: _LinearAxis | _LogAxis) -> list[str]:
-    colour = f"c{series.colour}"
+    colour = f"c{series.colour}{' dashed' if series.dashed else ''}"
     parts = []
     for step, (low, high) in series.bounds.items():
         parts.append(

@@ -1,14 +1,14 @@
 """The charts of the report: which curves, over what, in which words and colours."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 from markupsafe import Markup
 
 from .charts import Layer, Points, Range, Series, Style, line_chart, stacked_bars
 from .facts import Facts, window
-from .run_files import RunFiles
+from .run_files import RunFiles, definitions_differ
 from .stats import moving_mean
 
 PUBLISHED_KL = Range(0.022, 0.054, "the published healthy run: 0.022 to 0.054")
@@ -45,20 +45,59 @@ class Figure:
     legend: list[tuple[int, str]]
 
 
-def figures(run: RunFiles, facts: Facts, marks: Mapping[int, str]) -> list[Figure]:
-    """The curves, in the order they are read. `marks`: step -> what the sentinel said."""
+@dataclass(frozen=True)
+class _Curves:
+    """What one figure draws of a run."""
+
+    title: str
+    hint: str
+    series: list[Series]
+    log: bool = False
+    limits: tuple[float | None, float | None] = (None, None)
+    reference: Range | None = None
+
+
+def figures(
+    run: RunFiles,
+    facts: Facts,
+    marks: Mapping[int, str],
+    other: tuple[RunFiles, Facts] | None = None,
+) -> list[Figure]:
+    """The curves, in the order they are read.
+
+    `marks`: step -> what the sentinel said. The curves of `other` are drawn into the same charts,
+    dashed, but for metrics that it defines otherwise, which a warning names.
+    """
+    found = _curves(run, facts, run.series)
+    if other is None:
+        return [_line_figure(one, [], marks) for one in found]
+    theirs, their_facts = other
+
+    def comparable(name: str) -> Points:
+        if reason := definitions_differ([run, theirs], name):
+            theirs.warn(f"{reason}; its curve is this run's alone.")
+            return {}
+        return theirs.series(name)
+
+    def dashed(series: Series) -> Series:
+        return replace(series, name=f"{series.name}, {theirs.name}", dashed=True)
+
+    return [
+        _line_figure(one, [dashed(series) for series in their.series], marks)
+        for one, their in zip(found, _curves(theirs, their_facts, comparable), strict=True)
+    ]
+
+
+def _curves(run: RunFiles, facts: Facts, metric: Callable[[str], Points]) -> list[_Curves]:
+    """`metric`: name -> step -> value."""
     count = window(run, facts)
     smooth = dict(
         zip(facts.steps, moving_mean(list(facts.train_reward.values()), count), strict=True)
     )
     held_out = {step: found for step in facts.evals if (found := facts.held_out(step))}
     mismatch = "trainer/mismatch"
-
-    def curve(title: str, hint: str, series: Sequence[Series], **how: Any) -> Figure:
-        return _line_figure(title, hint, series, marks=marks, **how)
-
     return [
-        curve(
+        _Curves(
             "Training reward",
             f"Mean verdict of the batch: a dot a step; the line is the mean of the last {count}.",
             [
@@ -67,7 +106,7 @@ def figures(run: RunFiles, facts: Facts, marks: Mapping[int, str]) -> list[Figur
             ],
             limits=(0.0, None),
         ),
-        curve(
+        _Curves(
             "Held-out reward",
             "Mean over held-out tasks with its 95 % interval over tasks.",
             [
@@ -81,103 +120,104 @@ def figures(run: RunFiles, facts: Facts, marks: Mapping[int, str]) -> list[Figur
             ],
             limits=(0.0, None),
         ),
-        curve(
+        _Curves(
             "Truncated share",
             "Samples cut by the per-turn cap or the session budget.",
             [Series("training batch", facts.truncated, 1)],
             limits=(0.0, None),
         ),
-        curve(
+        _Curves(
             "train_rollout_kl",
             "Mean over samples of the clamped KL from engine to trainer; it saturates at 10 a "
             "token. The published healthy run, 0.022 to 0.054, is shaded where it is in reach.",
-            [Series("train_rollout_kl", run.series("trainer/train_rollout_kl"), 1)],
+            [Series("train_rollout_kl", metric("trainer/train_rollout_kl"), 1)],
             log=True,
             reference=PUBLISHED_KL,
         ),
-        curve(
+        _Curves(
             "|log-prob difference|, trainer and engine",
             "Unclamped, over generated tokens, before the update.",
             [
-                Series("median", run.series(f"{mismatch}/abs_p50"), 1),
-                Series("mean", run.series(f"{mismatch}/abs_mean"), 2),
-                Series("99 %", run.series(f"{mismatch}/abs_p99"), 3),
-                Series("99.9 %", run.series(f"{mismatch}/abs_p999"), 4),
+                Series("median", metric(f"{mismatch}/abs_p50"), 1),
+                Series("mean", metric(f"{mismatch}/abs_mean"), 2),
+                Series("99 %", metric(f"{mismatch}/abs_p99"), 3),
+                Series("99.9 %", metric(f"{mismatch}/abs_p999"), 4),
             ],
             log=True,
         ),
-        curve(
+        _Curves(
             "The same by kind of token",
             "Mean |difference|; a divergence shows in one kind first.",
             [
-                Series("A > 0", run.series(f"{mismatch}/advantage_positive/abs_mean"), 1),
-                Series("A < 0", run.series(f"{mismatch}/advantage_negative/abs_mean"), 2),
-                Series("truncated", run.series(f"{mismatch}/truncated/abs_mean"), 4),
-                Series("not truncated", run.series(f"{mismatch}/not_truncated/abs_mean"), 3),
+                Series("A > 0", metric(f"{mismatch}/advantage_positive/abs_mean"), 1),
+                Series("A < 0", metric(f"{mismatch}/advantage_negative/abs_mean"), 2),
+                Series("truncated", metric(f"{mismatch}/truncated/abs_mean"), 4),
+                Series("not truncated", metric(f"{mismatch}/not_truncated/abs_mean"), 3),
             ],
             log=True,
         ),
-        curve(
+        _Curves(
             "The same on turns near the cap",
             "Mean |difference| on turns of at least 0.9 of the per-turn cap, and in truncated "
             "samples that are pushed down.",
             [
-                Series("near the cap", run.series(f"{mismatch}/turn_near_cap/abs_mean"), 4),
+                Series("near the cap", metric(f"{mismatch}/turn_near_cap/abs_mean"), 4),
                 Series(
                     "A < 0, truncated",
-                    run.series(f"{mismatch}/advantage_negative_truncated/abs_mean"),
+                    metric(f"{mismatch}/advantage_negative_truncated/abs_mean"),
                     2,
                 ),
-                Series("all", run.series(f"{mismatch}/abs_mean"), 1),
+                Series("all", metric(f"{mismatch}/abs_mean"), 1),
             ],
             log=True,
         ),
-        curve(
+        _Curves(
             "Gradient norm",
             "Before clipping; of all samples, and of those that are pulled up or pushed down.",
             [
-                Series("all", run.series("trainer/grad_norm"), 1),
-                Series("A > 0", run.series("trainer/grad_norm_positive"), 4),
-                Series("A < 0", run.series("trainer/grad_norm_negative"), 2),
+                Series("all", metric("trainer/grad_norm"), 1),
+                Series("A > 0", metric("trainer/grad_norm_positive"), 4),
+                Series("A < 0", metric("trainer/grad_norm_negative"), 2),
             ],
             limits=(0.0, None),
         ),
-        curve(
+        _Curves(
             "Entropy",
             "Of the policy at the rollout's temperature, nats a generated token.",
-            [Series("entropy", run.series("trainer/entropy"), 1)],
+            [Series("entropy", metric("trainer/entropy"), 1)],
             limits=(0.0, None),
         ),
-        curve(
+        _Curves(
             "Groups without signal",
             "Share of groups whose samples all have the same reward, and so no gradient.",
-            [Series("groups without signal", run.series("rollout/zero_signal_share"), 1)],
+            [Series("groups without signal", metric("rollout/zero_signal_share"), 1)],
             limits=(0.0, None),
         ),
-        curve(
+        _Curves(
             "Tokens a turn",
             "Mean length of a generated turn.",
-            [Series("tokens a turn", run.series("rollout/turn_tokens_mean"), 1)],
+            [Series("tokens a turn", metric("rollout/turn_tokens_mean"), 1)],
             limits=(0.0, None),
         ),
     ]
 
 
-def _line_figure(
-    title: str,
-    hint: str,
-    series: Sequence[Series],
-    *,
-    marks: Mapping[int, str],
-    log: bool = False,
-    limits: tuple[float | None, float | None] = (None, None),
-    reference: Range | None = None,
-) -> Figure:
+def _line_figure(curves: _Curves, beside: Sequence[Series], marks: Mapping[int, str]) -> Figure:
     chart = line_chart(
-        series, f"{title} by step", log=log, limits=limits, reference=reference, marks=marks
+        [*curves.series, *beside],
+        f"{curves.title} by step",
+        log=curves.log,
+        limits=curves.limits,
+        reference=curves.reference,
+        marks=marks,
     )
-    legend = [(one.colour, one.name) for one in series if one.points] if len(series) > 1 else []
-    return Figure(title, hint + (" Log axis." if log else ""), chart, legend)
+    several = len(curves.series) > 1
+    drawn = [
+        (one.colour, one.name)
+        for one, their in zip_longest(curves.series, beside)
+        if several and (one.points or (their and their.points))
+    ]
+    return Figure(curves.title, curves.hint + (" Log axis." if curves.log else ""), chart, drawn)
 
 
 def ends_figure(facts: Facts) -> tuple[Figure, list[Layer]]:

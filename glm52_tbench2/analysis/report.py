@@ -115,7 +115,7 @@ def render(run: RunFiles, other: RunFiles | None = None, steps: range | None = N
         highlights=list(highlights.items()),
         config_yaml=to_yaml(run.config),
         alarms=alarmed,
-        figures=figures(run, facts, marks),
+        figures=figures(run, facts, marks, None if other is None else (other, gather(other))),
         heat=heat_table(
             list(facts.visits.items()),
             facts.steps,
@@ -135,8 +135,10 @@ def render(run: RunFiles, other: RunFiles | None = None, steps: range | None = N
         explore_data=_inert([one.data for one in explored]),
         inert=_inert,
         other=other,
-        other_figures=[] if other is None else figures(other, gather(other), {}),
-        notes=[*_unsaid(run, facts), *(w for one in runs for w in one.warnings)],
+        notes=[
+            *_unsaid(run, facts),
+            *(f"{one.name}: {said}" if other else said for one in runs for said in one.warnings),
+        ],
         **assets(),
     )
 

@@ -351,6 +351,27 @@ def test_two_runs_are_shown_side_by_side(finished_run: Path, tmp_path: Path) -> 
     assert f"glm52 diff {finished_run.name} other" in page.read_text()
 
 
+def test_two_runs_share_a_chart_but_for_a_metric_they_define_otherwise(
+    finished_run: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(finished_run, other)
+    log = other / "metrics.jsonl"
+    records = [json.loads(line) for line in log.read_text().splitlines()]
+    for record in records:
+        if "trainer/entropy" in record["metrics"]:
+            record["definitions"] = {"trainer/entropy": 99}
+    log.write_text("".join(json.dumps(record) + "\n" for record in records))
+    page = write_report(finished_run, beside=other).read_text()
+    drawn = {
+        label: {one["name"] for one in json.loads(html.unescape(data))["series"]}
+        for label, data in re.findall(r'aria-label="([^"]*) by step" data-chart="([^"]*)"', page)
+    }
+    assert drawn["Truncated share"] == {"training batch", "training batch, other"}
+    assert drawn["Entropy"] == {"entropy"}
+    assert "trainer/entropy has different definitions" in page
+
+
 def test_a_conversation_that_has_no_room_is_named_with_the_way_to_it(
     finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
