@@ -93,7 +93,7 @@ def in_sweep(composer: Composer, point: list[str]) -> str:
 
 
 @settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.lists(POINT, min_size=1, max_size=4))
 @example([[override] for override in OVERRIDES])

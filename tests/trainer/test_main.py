@@ -304,7 +304,7 @@ def test_a_recorded_batch_that_is_gone_is_made_anew_of_these_weights(tmp_path, m
     loop.signals = SimpleNamespace(get=lambda key: None)
     loop.saver = SimpleNamespace(failed=False)
     monkeypatch.setattr("torch.distributed.broadcast_object_list", lambda *a, **k: None)
-    monkeypatch.setattr(loop, "_engine_restarted", lambda: False)
+    monkeypatch.setattr(loop, "_engines_behind", list)
 
     def push():
         assert loop.recorded == loop.step
