@@ -342,7 +342,7 @@ def _report(arguments: list[str]) -> int:
     parser.add_argument(
         "--step",
         type=_steps,
-        metavar="A[:B]",
+        metavar="A:B",
         help="steps whose conversations come first, where the page cannot take all",
     )
     options = parser.parse_args(arguments)
@@ -353,11 +353,14 @@ def _report(arguments: list[str]) -> int:
 
 
 def _steps(text: str) -> range:
-    """A or A:B, both ends included."""
-    first, _, last = text.partition(":")
-    if not first.isdigit() or not (last or first).isdigit():
-        raise argparse.ArgumentTypeError(f"{text} is no step and no range; write 12 or 10:20")
-    return range(int(first), int(last or first) + 1)
+    """12, 5:20 with both ends, 5: or :20."""
+    first, colon, last = text.partition(":")
+    if any(part and not part.isdecimal() for part in (first, last)) or not (first or last):
+        raise UserError(f"--step {text} names no steps; write 12, 5:20, 5: or :20.")
+    found = range(int(first or 0), int(last) + 1 if last else sys.maxsize)
+    if not found:
+        raise UserError(f"--step {text} names no steps; write the smaller one first.")
+    return found if colon else range(found.start, found.start + 1)
 
 
 def _samples(arguments: list[str]) -> int:
@@ -392,7 +395,9 @@ def _forensics(arguments: list[str]) -> int:
     parser.add_argument(
         "run", type=Path, help="run folder, also of a run that goes on; or dumps of slime or miles"
     )
-    parser.add_argument("--step", metavar="A:B", help="these steps alone: 12, 5:20, 5: or :20")
+    parser.add_argument(
+        "--step", type=_steps, metavar="A:B", help="these steps alone: 12, 5:20, 5: or :20"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
     from .analysis.forensics.verb import run

@@ -50,15 +50,11 @@ class Examination:
 
 
 def examine(
-    source: Source, first: int | None, last: int | None, tell: Tell = lambda line: None
+    source: Source, wanted: range | None = None, tell: Tell = lambda line: None
 ) -> Examination:
-    """Reads steps `first` to `last`, all by default; `tell` gets a line on how far it is."""
+    """Reads the steps `wanted`, all by default; `tell` gets a line on how far it is."""
     about = source.about()
-    steps = [
-        step
-        for step in source.steps()
-        if (first is None or step >= first) and (last is None or step <= last)
-    ]
+    steps = [step for step in source.steps() if wanted is None or step in wanted]
     warnings = list(source.warnings)
     with _workers(source.size()) as work:
         scans = list(_scans(source, steps, work, warnings, tell))

@@ -23,7 +23,7 @@ def written(path: Path, kind: str, steps: int = STEPS, hold: int | None = None) 
 
 
 def examined(path: Path) -> Examination:
-    return examine(RunSource(RunFiles.open(path)), None, None)
+    return examine(RunSource(RunFiles.open(path)))
 
 
 @pytest.fixture(scope="session")

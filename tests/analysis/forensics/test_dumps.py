@@ -76,7 +76,7 @@ def saved(folder: Path, steps: int, with_training: bool = True, **changes: Any) 
 
 def test_published_mechanism_in_dumps(tmp_path: Path) -> None:
     """miles' dump_details: rollout and trainer, joined by index."""
-    found = examine(DumpSource(saved(tmp_path, 24)), None, None)
+    found = examine(DumpSource(saved(tmp_path, 24)))
     said = verdict(found)
     assert said.name == "repeated_negative_turns"
     assert said.account.tasks == ["task-0"]
@@ -90,7 +90,7 @@ def test_published_mechanism_in_dumps(tmp_path: Path) -> None:
 def test_rollouts_alone(tmp_path: Path) -> None:
     """slime's save_debug_rollout_data: what is missing is named, what is there is told."""
     folder = saved(tmp_path, 12, with_training=False, metadata=None, loss_mask=None)
-    found = examine(DumpSource(folder / "rollout_data"), None, None)
+    found = examine(DumpSource(folder / "rollout_data"))
     said = verdict(found)
     assert len(found.families[0].steps) == 12
     assert found.families[0].advantage == pytest.approx(-0.5)
@@ -112,7 +112,7 @@ def test_rollouts_alone(tmp_path: Path) -> None:
     ],
 )
 def test_missing_fields(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
-    found = examine(DumpSource(saved(tmp_path, 2, with_training=False, **changes)), None, None)
+    found = examine(DumpSource(saved(tmp_path, 2, with_training=False, **changes)))
     assert any(told in one for one in found.warnings), found.warnings
     verdict(found)
 
@@ -141,7 +141,7 @@ def test_foreign_code_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (folder / "rollout_data" / "3.pt").write_bytes(
         (folder / "rollout_data" / "1.pt").read_bytes()[:500]
     )
-    found = examine(DumpSource(folder), None, None)
+    found = examine(DumpSource(folder))
     assert found.measures.steps == [0, 1]
     assert found.unread == [2, 3]
     assert len([one for one in found.warnings if "not readable" in one]) == 2
