@@ -439,11 +439,6 @@ def _gpus(config: RunConfig) -> list[str]:
 
 def _transport(config: RunConfig) -> list[str]:
     engine, parallel = config.engine, config.parallel
-    if engine.dtype == "fp8_rounded" and not config.trains:
-        return [
-            "engine.dtype=fp8_rounded rounds what a trainer sends, and an evaluation has none; "
-            "write float32, bfloat16 or fp8."
-        ]
     if engine.transport is WeightTransport.disk:
         return []
     name, found = engine.transport.name, []

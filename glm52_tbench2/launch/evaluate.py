@@ -53,6 +53,11 @@ def planned(overrides: Sequence[str], run_dir: Path | None) -> tuple[RunConfig, 
     )
     if config.cluster.scheduler is not Scheduler.local:
         raise UserError("glm52 eval runs on this machine only; write cluster=local.")
+    if config.engine.dtype == "fp8_rounded":
+        raise UserError(
+            "engine.dtype=fp8_rounded rounds what a trainer sends, and an evaluation has none; "
+            "write float32, bfloat16 or fp8."
+        )
     return config, origin
 
 

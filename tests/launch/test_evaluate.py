@@ -88,6 +88,11 @@ def test_bad_changes_of_a_runs_config_get_one_sentence(run_dir, override, said):
     assert "\n" not in str(caught.value)
 
 
+def test_what_has_no_meaning_without_a_trainer_is_told():
+    with pytest.raises(UserError, match=r"engine\.dtype=fp8_rounded rounds what a trainer sends"):
+        planned("experiment=smoke", "engine.dtype=fp8_rounded")
+
+
 def test_an_evaluation_is_not_queued():
     with pytest.raises(UserError, match="write cluster=local"):
         planned()
