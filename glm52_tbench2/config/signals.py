@@ -32,8 +32,10 @@ if TYPE_CHECKING:
 
 STORE_VARIABLE = "GLM52_STORE"
 _POLL_S = 0.05
-_CONNECT_TIMEOUT = timedelta(seconds=60)
+_TIMEOUT = timedelta(seconds=60)
 _PROBE_S = 20.0
+# Of a store that was there a moment ago; torch takes twice as long.
+_CONNECT_TIMEOUT = timedelta(seconds=5)
 
 
 class SignalsLost(RuntimeError):
@@ -91,14 +93,16 @@ class Signals:
         try:
             if listen_fd is None:  # torch would try for minutes; a store that is there listens
                 socket.create_connection((self._host, self._port), _PROBE_S).close()
-            return TCPStore(
+            store = TCPStore(
                 self._host,
                 self._port,
                 is_master=listen_fd is not None,
-                timeout=_CONNECT_TIMEOUT,
+                timeout=_CONNECT_TIMEOUT if listen_fd is None else _TIMEOUT,
                 wait_for_workers=False,
                 master_listen_fd=listen_fd,
             )
+            store.set_timeout(_TIMEOUT)
+            return store
         except (DistError, OSError) as error:
             self._unreachable = self._lost(error)
             raise self._unreachable from None
