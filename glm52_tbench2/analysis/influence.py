@@ -48,7 +48,7 @@ class Influence:
     own_change: float | None
     """Of the same task's tokens; None for what is of no task, and where it is not drawn again."""
     most: str
-    """The turn with the largest change of the sum of its log-probs, as SAMPLE turn N (from 0)."""
+    """The turn with the largest change of the sum of its log-probs, as SAMPLE/N, N from 0."""
     most_change: float
     """Of that turn's mean log-prob."""
 
@@ -75,7 +75,7 @@ def _influence(rows: Sequence[dict[str, Any]]) -> Influence:
         near_cap_change=_mean([row for row in rows if row["content_near_cap"]]),
         other_change=_mean([row for row in rows if not row["content_near_cap"]]),
         own_change=_mean([row for row in rows if row["content_task"] == one["task"]]),
-        most=f"{most['content_sample']} turn {most['content_turn']}",
+        most=f"{most['content_sample']}/{most['content_turn']}",
         most_change=most["change"],
     )
 
@@ -98,19 +98,17 @@ def print_influence(
     """Prints what the parts of a step's update did, those `most` that moved most."""
     shown = found[:most]
     more = f", {len(found) - len(shown)} more in --json" if len(found) > len(shown) else ""
-    title = f"what the update of step {step} did to what step {step + 1} generated"
-    print_line(console, Text(f"{title} (log-prob, nats a token){more}", "bold"))
+    title = f"the update of step {step}: change of log-prob of what step {step + 1} generated"
+    print_line(console, Text(f"{title}, nats a token{more}", "bold"))
     table = Table(box=None, pad_edge=False)
-    for name in ("part", "samples"):
-        table.add_column(name)
-    for name in ("near the cap", "elsewhere", "same task"):
+    table.add_column("part (samples)")
+    for name in ("near cap", "elsewhere", "its task"):
         table.add_column(name, justify="right")
-    table.add_column("moved most")
+    table.add_column("most, sample/turn")
     for one in shown:
         numbers = (one.near_cap_change, one.other_change, one.own_change)
         cells = ["-" if number is None else f"{number:+.2g}" for number in numbers]
-        samples = "" if one.samples is None else str(one.samples)
-        table.add_row(_name(one), samples, *cells, f"{one.most} {one.most_change:+.2g}")
+        table.add_row(_name(one), *cells, f"{one.most} {one.most_change:+.2g}")
     print_table(console, table, 2)
     whole, parts = found[0], found[1:]
     for place, told in (("near_cap_change", "near the cap"), ("other_change", "elsewhere")):
@@ -124,10 +122,8 @@ def print_influence(
 
 def _name(one: Influence) -> str:
     if one.part != "samples":
-        return {
-            "update": "the whole update",
-            "momentum": "momentum of earlier steps",
-            "decay": "weight decay",
-        }[one.part]
+        return {"update": "the whole", "momentum": "earlier steps", "decay": "weight decay"}[
+            one.part
+        ]
     sign = {1: "A > 0", -1: "A < 0"}.get(one.sign or 0, "A = 0")
-    return f"{one.task}, {sign}{', near the cap' if one.near_cap else ''}"
+    return f"{one.task} {sign}{', near cap' if one.near_cap else ''} ({one.samples})"

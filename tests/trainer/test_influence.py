@@ -121,7 +121,7 @@ def test_from_a_checkpoint_or_from_the_start_the_rows_are_the_same(
 
 def test_the_command_tells_what_each_part_did_and_forensics_finds_it(recorded):
     told = glm52("influence", recorded, "--step", "3")
-    for line in ("the whole update", "files-1, A < 0", "momentum of earlier steps", "decay"):
+    for line in ("the whole", "files-1 A < 0", "earlier steps", "weight decay"):
         assert line in told
     found = influences(RunFiles.open(recorded), 3)
     assert found[0].part == "update"
