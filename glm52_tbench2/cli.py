@@ -39,8 +39,8 @@ usage: glm52 VERB [...]
   samples RUN [SAMPLE]        the samples of a step; the transcript of one
   forensics RUN [--step A:B]  is a run healthy; if not, since when, where and
                               why: a run folder, or dumps of slime or miles
-  influence RUN --step N      what each part of a step's update did to what the
-                              next one generated
+  influence RUN --step N      which part of a step's update moved which content
+                              of the next
   diff A B [C ...]            what differs between runs, experiments or
                               overrides, and what that allows to conclude
   tasks show SET              a task set: difficulty, category, limits
@@ -410,8 +410,8 @@ def _influence(arguments: list[str]) -> int:
         "glm52 influence",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Takes a step's update apart by task, sign of the advantage and nearness to\n"
-        "the per-turn cap, and tells what each part alone does to the log-probs of what the next\n"
-        "step generated. Trains the steps since the last checkpoint once more, on this CPU.",
+        "the per-turn cap, and tells each part's share in what it did to the log-probs of what the\n"
+        "next step generated. Trains the steps since the last checkpoint once more, on this CPU.",
         epilog="Written to RUN/influence/, where glm52 forensics finds it; docs/forensics.md "
         "tells\nthe columns. Needs a run in float32 with one update a step.",
     )

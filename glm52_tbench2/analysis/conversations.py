@@ -53,9 +53,11 @@ def _rows(run: RunFiles, step: int, samples: Sequence[str]) -> Iterator[tuple[st
         (*_ABOUT, "tokens", "loss_mask", "rollout_logprobs", "weight_versions", "turns"),
     )
     scores = run.columns("train", step, ("sample_id", "trainer_logprobs"))
-    trained = dict(
-        zip(scores.get("sample_id", []), scores.get("trainer_logprobs", []), strict=True)
-    )
+    trained: dict[str, Any] = {}
+    if len(scores) == 2:
+        trained = dict(zip(*scores.values(), strict=True))
+    elif scores:
+        run.warn(f"train/ of step {step} lacks sample_id or trainer_logprobs: no D is shown")
     for place, sample in enumerate(found.get("sample_id", [])):
         if sample in samples:
             row = {name: values[place] for name, values in found.items()}

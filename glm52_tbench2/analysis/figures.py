@@ -45,6 +45,11 @@ class Figure:
     legend: list[tuple[int, str]]
 
 
+def beside_name(run: RunFiles, other: RunFiles) -> str:
+    """What the other run is called beside this one."""
+    return other.name if other.name != run.name else f"{other.path.parent.name}/{other.name}"
+
+
 @dataclass(frozen=True)
 class _Curves:
     """What one figure draws of a run."""
@@ -75,12 +80,12 @@ def figures(
 
     def comparable(name: str) -> Points:
         if reason := definitions_differ([run, theirs], name):
-            theirs.warn(f"{reason}; its curve is this run's alone.")
+            run.warn(f"{reason}: its curve is {run.name}'s alone.")
             return {}
         return theirs.series(name)
 
     def dashed(series: Series) -> Series:
-        return replace(series, name=f"{series.name}, {theirs.name}", dashed=True)
+        return replace(series, name=f"{series.name}, {beside_name(run, theirs)}", dashed=True)
 
     return [
         _line_figure(one, [dashed(series) for series in their.series], marks)

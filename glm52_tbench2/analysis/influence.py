@@ -2,18 +2,31 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..rollout.batch import (
+    BatchError,
+    CorruptBatchError,
+    ForeignBatchError,
+    batch_path,
+    read_info,
+)
 from .run_files import RunFiles
 from .terminal import print_line, print_table
 
 KIND = "influence"
+WHOLE = "update"
+"""The part that is the update itself."""
+_TELLING = 0.5
+Row = dict[str, Any]
 SCHEMA = pa.schema(
     [
         ("part", pa.string()),
@@ -34,7 +47,7 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Influence:
-    """What a part of an update did to the content of the next step."""
+    """What a part of an update did to the content of the next step; of the whole: as measured."""
 
     part: str
     task: str | None
@@ -42,7 +55,8 @@ class Influence:
     near_cap: bool | None
     samples: int | None
     near_cap_change: float | None
-    """Of the mean log-prob of the tokens in turns near the per-turn cap, nats; None: no such."""
+    """Its share in that of the mean log-prob of tokens in turns near the per-turn cap, nats; None:
+    there are no such."""
     other_change: float | None
     """Of all other generated tokens."""
     own_change: float | None
@@ -53,17 +67,62 @@ class Influence:
     """Of that turn's mean log-prob."""
 
 
-def influences(run: RunFiles, step: int) -> list[Influence]:
-    """The parts of a step's update, the whole first, then those that moved most; [] if it was not
-    taken apart."""
-    parts: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in run.rows(KIND, step, SCHEMA.names):
+@dataclass(frozen=True)
+class Apart:
+    """The update of a step, taken apart."""
+
+    parts: list[Influence]
+    """The whole first, then those that moved most."""
+    explained: float
+    """1 minus what the parts' sum misses of the change of each turn, over all changes, by tokens;
+    1: they add up to it everywhere, 0 or less: they tell nothing of it."""
+
+
+def influences(run: RunFiles, step: int) -> Apart | None:
+    """A step's update; None, with a warning where there is a file, if it was not taken apart."""
+    if step not in run.steps(KIND):
+        return None
+    try:
+        rows = _rows(batch_path(run.path, KIND, step), run.identity.get("hash"), step)
+    except BatchError as error:
+        run.warn(f"{error}; left out")
+        return None
+    parts: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
         parts.setdefault((row["part"], row["task"], row["sign"], row["near_cap"]), []).append(row)
-    found = [_influence(rows) for rows in parts.values()]
-    return sorted(found, key=lambda one: (one.part != "update", -_size(one)))
+    found = map(_influence, parts.values())
+    return Apart(sorted(found, key=lambda one: (one.part != WHOLE, -_size(one))), _explained(rows))
 
 
-def _influence(rows: Sequence[dict[str, Any]]) -> Influence:
+def _rows(path: Path, identity: str | None, step: int) -> list[Row]:
+    """Raises BatchError for a file that is damaged, of another run, step or schema."""
+    info = read_info(path)
+    if (info.identity, info.step) != (identity, step):
+        raise ForeignBatchError(f"{path} is of step {info.step} of the run {info.identity}")
+    try:
+        table = pq.read_table(path, page_checksum_verification=True)
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptBatchError(f"{path} is damaged: {str(error).splitlines()[0]}") from error
+    if not table.schema.equals(SCHEMA):
+        raise ForeignBatchError(f"{path} has other columns than this code writes")
+    rows: list[Row] = table.to_pylist()
+    if not any(row["part"] == WHOLE for row in rows):
+        raise CorruptBatchError(f"{path} does not tell of the whole update")
+    return rows
+
+
+def _explained(rows: Sequence[Row]) -> float:
+    turns: dict[tuple[str, int], list[float]] = {}
+    for row in rows:
+        moved = row["change"] * row["content_tokens"]
+        turn = turns.setdefault((row["content_sample"], row["content_turn"]), [0.0, 0.0])
+        turn[row["part"] == WHOLE] += moved
+    whole = sum(abs(update) for _, update in turns.values())
+    missed = sum(abs(added - update) for added, update in turns.values())
+    return 1 - missed / whole if whole else 1.0
+
+
+def _influence(rows: Sequence[Row]) -> Influence:
     one = rows[0]
     most = max(rows, key=lambda row: abs(row["change"]) * row["content_tokens"])
     return Influence(
@@ -80,7 +139,7 @@ def _influence(rows: Sequence[dict[str, Any]]) -> Influence:
     )
 
 
-def _mean(rows: Sequence[dict[str, Any]]) -> float | None:
+def _mean(rows: Sequence[Row]) -> float | None:
     """Over tokens."""
     if not rows:
         return None
@@ -92,32 +151,27 @@ def _size(one: Influence) -> float:
     return max(abs(one.near_cap_change or 0.0), abs(one.other_change or 0.0))
 
 
-def print_influence(
-    console: Console, step: int, found: Sequence[Influence], most: int | None = None
-) -> None:
+def print_influence(console: Console, step: int, found: Apart, most: int | None = None) -> None:
     """Prints what the parts of a step's update did, those `most` that moved most."""
-    shown = found[:most]
-    more = f", {len(found) - len(shown)} more in --json" if len(found) > len(shown) else ""
+    shown = found.parts[:most]
+    left = len(found.parts) - len(shown)
+    more = f", {left} more in --json" if left else ""
     title = f"the update of step {step}: change of log-prob of what step {step + 1} generated"
     print_line(console, Text(f"{title}, nats a token{more}", "bold"))
     table = Table(box=None, pad_edge=False)
-    table.add_column("part (samples)")
+    table.add_column("part (samples)", overflow="fold")
     for name in ("near cap", "elsewhere", "its task"):
-        table.add_column(name, justify="right")
-    table.add_column("most, sample/turn")
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("most, sample/turn", overflow="fold")
     for one in shown:
         numbers = (one.near_cap_change, one.other_change, one.own_change)
         cells = ["-" if number is None else f"{number:+.2g}" for number in numbers]
         table.add_row(_name(one), *cells, f"{one.most} {one.most_change:+.2g}")
     print_table(console, table, 2)
-    whole, parts = found[0], found[1:]
-    for place, told in (("near_cap_change", "near the cap"), ("other_change", "elsewhere")):
-        if (change := getattr(whole, place)) is not None:
-            added = sum(getattr(one, place) for one in parts)
-            line = (
-                f"{told}, the parts alone add up to {added:+.2g}, together they did {change:+.2g}"
-            )
-            print_line(console, Text(line), 2)
+    told = f"turn by turn the parts tell {max(found.explained, 0):.0%} of what the update did"
+    if found.explained < _TELLING:
+        told += ": it is too far from linear, so take them for tendencies"
+    print_line(console, Text(told), 2)
 
 
 def _name(one: Influence) -> str:

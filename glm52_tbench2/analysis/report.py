@@ -16,12 +16,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from ..config.compose import to_yaml
+from ..config.errors import UserError
 from ..config.files import atomic_write_bytes
 from ..config.paths import resolve
 from .charts import Layer, heat_table
 from .conversations import Conversations, base64_text
 from .facts import Facts, first_and_last, gather, window
-from .figures import PUBLISHED_KL, ends_figure, figures, times_figure
+from .figures import PUBLISHED_KL, beside_name, ends_figure, figures, times_figure
 from .maps import by_importance, maps
 from .run_files import RunFiles
 from .sentinel.files import alarms
@@ -79,11 +80,15 @@ def write_report(
         beside: another run, whose curves, maps and conversations are shown beside this one's.
         steps: whose conversations come first where the page cannot take all.
 
-    Raises UserError if either is not a run folder.
+    Raises UserError if either is not a run folder, or the page cannot be written.
     """
     path = Path(run_dir) / REPORT_FILE
     other = None if beside is None else RunFiles.open(beside)
-    atomic_write_bytes(path, render(RunFiles.open(run_dir), other, steps).encode())
+    page = render(RunFiles.open(run_dir), other, steps).encode()
+    try:
+        atomic_write_bytes(path, page)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}.") from error
     return path
 
 
@@ -134,7 +139,7 @@ def render(run: RunFiles, other: RunFiles | None = None, steps: range | None = N
         explored=explored,
         explore_data=_inert([one.data for one in explored]),
         inert=_inert,
-        other=other,
+        other=None if other is None else beside_name(run, other),
         notes=[
             *_unsaid(run, facts),
             *(f"{one.name}: {said}" if other else said for one in runs for said in one.warnings),

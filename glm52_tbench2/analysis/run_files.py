@@ -165,12 +165,14 @@ class RunFiles:
     ) -> pa.Table | None:
         path = self._file(kind, step)
         try:
-            with pq.ParquetFile(path) as file:
+            with pq.ParquetFile(path, page_checksum_verification=True) as file:
                 known = file.schema_arrow.names
                 wanted = known if columns is None else [name for name in columns if name in known]
                 if filters is None:  # read_table imports pandas, which takes longer than all files
                     return file.read(columns=wanted)
-            return pq.read_table(path, columns=wanted, filters=filters)
+            return pq.read_table(
+                path, columns=wanted, filters=filters, page_checksum_verification=True
+            )
         except (OSError, pa.ArrowException) as error:
             reason = str(error).splitlines()[0]
             self.warn(f"{path.relative_to(self.path)} is not readable and left out: {reason}")
@@ -227,8 +229,8 @@ def _values(column: pa.Array) -> Sequence[Any]:
 
 def definitions_differ(runs: Sequence[RunFiles], name: str) -> str | None:
     """Why a metric of several runs may not share an axis or a column; None where it may."""
-    versions = {run.name: version for run in runs if (version := run.definition(name))}
-    if len(set(versions.values())) < 2:
+    versions = [(run.name, version) for run in runs if (version := run.definition(name))]
+    if len({version for _, version in versions}) < 2:
         return None
-    told = ", ".join(f"{version} in {run}" for run, version in versions.items())
+    told = ", ".join(f"{version} in {run}" for run, version in versions)
     return f"{name} has different definitions ({told}; docs/metrics.md), so it is not compared"

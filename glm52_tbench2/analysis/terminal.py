@@ -9,12 +9,18 @@ _PIPED_WIDTH = 500
 """Lines in a pipe are never wrapped."""
 
 
+class _Plain(Console):
+    def on_broken_pipe(self) -> None:
+        """The command's to answer, which ends well: rich itself would exit with 1."""
+        raise BrokenPipeError
+
+
 def suited(console: Console | None) -> Console:
     """The console itself if it is a terminal, else one that writes plain lines in its place."""
     console = console or Console()
     if console.is_terminal:
         return console
-    return Console(
+    return _Plain(
         file=console.file, width=_PIPED_WIDTH, no_color=True, highlight=False, emoji=False
     )
 

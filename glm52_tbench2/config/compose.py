@@ -134,7 +134,8 @@ def _recorded(run_dir: str | Path) -> DictConfig:
     try:
         loaded = OmegaConf.load(path)
     except Exception as error:
-        raise UserError(f"{short(path)} is not readable as YAML: {error}") from error
+        told = " ".join(str(error).split())
+        raise UserError(f"{short(path)} is not readable as YAML: {told}") from error
     if not isinstance(loaded, DictConfig):
         raise UserError(f"{short(path)} is not a run's config: it must hold keys and values.")
     return loaded

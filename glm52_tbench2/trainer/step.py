@@ -87,7 +87,7 @@ class TrainStep:
         everyone = _on_rank_0(scored)
         if everyone is None:
             return StepResult([], {})
-        scores = _in_order(everyone, batch)
+        scores = in_order(everyone, batch)
         metrics = _over_updates(updates)
         if old is not None:
             metrics["time/train_score"] = score_s
@@ -348,8 +348,8 @@ def _on_rank_0(scored: dict[int, Scores]) -> dict[int, Scores] | None:
     return None if everyone is None else {i: s for found in everyone for i, s in found.items()}
 
 
-def _in_order(scored: dict[int, Scores], batch: Sequence[Sample]) -> list[Scores]:
-    """Scores of every sample; zeros for those without a generated token."""
+def in_order(scored: dict[int, Scores], batch: Sequence[Sample]) -> list[Scores]:
+    """Scores of every sample, from those by place; zeros for those without a generated token."""
 
     def zeros(index: int) -> Scores:
         return Scores(*np.zeros((2, len(batch[index].tokens)), dtype=np.float32))

@@ -533,7 +533,9 @@ def record_run(run: RunConfig, run_dir: Path, steps: int, save_at: list[int]) ->
                 "sample_id": [sample.sample_id for sample in batch],
                 "trainer_logprobs": [one.logp for one in scores],
             }
-            table = pa.table(columns).replace_schema_metadata({"schema_version": SCHEMA_VERSION})
+            table = pa.table(columns).replace_schema_metadata(
+                {"schema_version": SCHEMA_VERSION, "identity": IDENTITY, "step": str(step)}
+            )
             pq.write_table(table, batch_path(run_dir, "train", step))
         if step in save_at:
             save.save(step)

@@ -12,14 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from glm52_tbench2.analysis.influence import influences
+from glm52_tbench2.analysis.influence import SCHEMA, influences
 from glm52_tbench2.analysis.run_files import RunFiles
 from glm52_tbench2.config.errors import UserError
+from glm52_tbench2.config.files import SCHEMA_VERSION
 from glm52_tbench2.config.schema import DType, RunConfig
 from glm52_tbench2.rollout.batch import Sample, batch_path, read_batch, write_batch
 from glm52_tbench2.trainer.influence.main import influence
 
-from .parts import IDENTITY, make_batch, make_run_dir
+from .parts import IDENTITY, Ranks, make_batch, make_run_dir
 
 TASKS = ("files-1", "text-1")
 
@@ -39,18 +40,22 @@ def near_cap(run: RunConfig) -> RunConfig:
 
 @pytest.fixture(scope="module")
 def recorded(near_cap, ranks, tmp_path_factory) -> Path:
+    return record(near_cap, ranks, tmp_path_factory.mktemp("influence") / "run")
+
+
+def record(run: RunConfig, ranks: Ranks, run_dir: Path) -> Path:
     """A run of four steps with checkpoints at 2 and 4, step 2 of the content of step 1."""
-    run_dir = make_run_dir(near_cap, tmp_path_factory.mktemp("influence") / "run", 0)
+    make_run_dir(run, run_dir, 0)
     for step in range(1, 5):
-        batch = batch_of_tasks(near_cap, step, seed=1)
+        batch = batch_of_tasks(run, step, seed=1)
         if step == 2:
-            first = batch_of_tasks(near_cap, 1, seed=1)
+            first = batch_of_tasks(run, 1, seed=1)
             batch = [
                 replace(old, sample_id=new.sample_id, step=2)
                 for old, new in zip(first, batch, strict=True)
             ]
         write_batch(batch_path(run_dir, "rollouts", step), batch, IDENTITY, step)
-    kept = replace(near_cap, checkpoint=replace(near_cap.checkpoint, keep_last=2))
+    kept = replace(run, checkpoint=replace(run.checkpoint, keep_last=2))
     ranks(kept, "record_run", run_dir, 4, [2, 4])
     return run_dir
 
@@ -124,9 +129,49 @@ def test_the_command_tells_what_each_part_did_and_forensics_finds_it(recorded):
     for line in ("the whole", "files-1 A < 0", "earlier steps", "weight decay"):
         assert line in told
     found = influences(RunFiles.open(recorded), 3)
-    assert found[0].part == "update"
-    assert {one.part for one in found} == {"update", "samples", "momentum", "decay"}
-    assert "step 3" in glm52("forensics", recorded, codes=(1,))
+    assert found is not None
+    assert found.parts[0].part == "update"
+    assert {one.part for one in found.parts} == {"update", "samples", "momentum", "decay"}
+    assert "the update of step 3" in glm52("forensics", recorded, codes=(1,))
+
+
+def test_shares_add_up_to_what_a_small_update_did(near_cap, ranks, tmp_path):
+    small = replace(near_cap, optim=replace(near_cap.optim, lr=1e-4))
+    rows = ranks(small, "influence_of", record(small, ranks, tmp_path / "run"), 3)[0]
+    turns = {(row["content_sample"], row["content_turn"]) for row in rows}
+    added, whole = (
+        {
+            turn: sum(
+                row["change"]
+                for row in rows
+                if (row["content_sample"], row["content_turn"]) == turn
+                and (row["part"] == "update") is update
+            )
+            for turn in turns
+        }
+        for update in (False, True)
+    )
+    missed = sum(abs(added[turn] - whole[turn]) for turn in turns)
+    assert missed < 0.05 * sum(map(abs, whole.values()))
+
+
+@pytest.mark.parametrize("how", ["another schema", "another step", "damaged", "no whole"])
+def test_a_file_that_cannot_be_trusted_is_left_out_and_named(recorded, ranks, tmp_path, how):
+    run_dir = tmp_path / "run"
+    shutil.copytree(recorded, run_dir, ignore=shutil.ignore_patterns("checkpoints"))
+    path = batch_path(run_dir, "influence", 3)
+    path.parent.mkdir(exist_ok=True)
+    whole = dict.fromkeys(SCHEMA.names) | {"part": "update" if how != "no whole" else "decay"}
+    about = {"schema_version": SCHEMA_VERSION, "identity": IDENTITY, "step": "3"}
+    if how == "another step":
+        about["step"] = "2"
+    table = pa.Table.from_pylist([whole], SCHEMA).replace_schema_metadata(about)
+    pq.write_table(table.drop(["change"]) if how == "another schema" else table, path)
+    if how == "damaged":
+        path.write_bytes(path.read_bytes()[:-20])
+    run = RunFiles.open(run_dir)
+    assert influences(run, 3) is None
+    assert "influence/step_000003.parquet" in " ".join(run.warnings)
 
 
 def test_scores_of_other_weights_are_refused(near_cap, recorded, ranks, tmp_path):
@@ -140,11 +185,45 @@ def test_scores_of_other_weights_are_refused(near_cap, recorded, ranks, tmp_path
         ranks(near_cap, "influence_of", other, 1)
 
 
+def test_a_damaged_train_file_is_one_sentence(near_cap, recorded, ranks, tmp_path):
+    for number, rows in enumerate((None, 3, 0)):
+        other = tmp_path / str(number)
+        shutil.copytree(recorded, other)
+        path = batch_path(other, "train", 4)
+        table = pq.read_table(path)
+        if rows is None:
+            path.write_bytes(path.read_bytes()[:-20])
+        elif rows:
+            pq.write_table(table.slice(0, rows), path)
+        else:
+            lost = pa.array([np.full(len(one), np.nan) for one in table["trainer_logprobs"]])
+            pq.write_table(table.set_column(1, "trainer_logprobs", lost), path)
+        with pytest.raises(AssertionError, match=r"UserError: .* influence can't be told"):
+            ranks(near_cap, "influence_of", other, 3)
+
+
+def test_content_without_a_turn_is_not_moved(near_cap, recorded, ranks, tmp_path):
+    other = tmp_path / "run"
+    shutil.copytree(recorded, other)
+    path = batch_path(other, "rollouts", 4)
+    batch = read_batch(path)
+    silent = batch[5]
+    mask = np.zeros_like(silent.loss_mask)
+    batch[5] = replace(
+        silent, turns=[], loss_mask=mask, prompt_tokens=len(mask), rollout_logprobs=mask * 0.0,
+        weight_versions=mask - 1,
+    )  # fmt: skip
+    write_batch(path, batch, IDENTITY, 4)
+    rows = ranks(near_cap, "influence_of", other, 3)[0]
+    assert silent.sample_id not in {row["content_sample"] for row in rows}
+    assert len({row["content_sample"] for row in rows}) == len(batch) - 1
+
+
 @pytest.mark.parametrize(
     ("step", "change", "told"),
     [
         (4, {}, "influence can be told of steps 1 to 3"),
-        (0, {}, "has not trained step 0"),
+        (0, {}, "lacks step 0 or the one after"),
         (1, {"dtype": DType.bfloat16}, "trains in bfloat16"),
         (1, {"steps_per_batch": 2}, "optim.steps_per_batch=2"),
     ],
@@ -155,7 +234,8 @@ def test_what_cannot_be_taken_apart_is_refused_before_any_work(
     model = replace(near_cap.model, **{k: v for k, v in change.items() if k == "dtype"})
     optim = replace(near_cap.optim, **{k: v for k, v in change.items() if k != "dtype"})
     run_dir = make_run_dir(replace(near_cap, model=model, optim=optim), tmp_path / "run", 0)
-    shutil.copytree(recorded / "train", run_dir / "train")
+    for kind in ("rollouts", "train"):
+        shutil.copytree(recorded / kind, run_dir / kind, dirs_exist_ok=True)
     with pytest.raises(UserError, match=told):
         influence(run_dir, step)
 

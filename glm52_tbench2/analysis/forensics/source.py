@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ...config.files import SCHEMA_VERSION
 from ...config.paths import resolve
 from ...config.schema import RunConfig
-from ..influence import KIND, Influence, influences
+from ..influence import KIND, Apart, influences
 from ..run_files import Rows, RunFiles
 from ..sentinel.files import rewards_at
 from ..stats import Rewards
@@ -75,8 +75,8 @@ class About:
     """Steps trained -> held-out task -> rewards."""
     tokenizer: Path | None = None
     """Folder with the run's tokenizer.json."""
-    influence: dict[int, list[Influence]] = field(default_factory=dict)
-    """Step -> the parts of its update, of those that `glm52 influence` took apart."""
+    influence: dict[int, Apart] = field(default_factory=dict)
+    """Step -> its update, of those that `glm52 influence` took apart."""
 
 
 class Source(Protocol):
@@ -127,7 +127,7 @@ class RunSource:
                 if (found := rewards_at(self.run, step))
             },
             resolve(config.model.path),
-            {step: influences(self.run, step) for step in self.run.steps(KIND)},
+            {step: one for step in self.run.steps(KIND) if (one := influences(self.run, step))},
         )
 
     def steps(self) -> list[int]:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..influence import Influence, print_influence
+from ..influence import Apart, print_influence
 from ..terminal import print_line, print_table, suited
 from .examine import Examination
 from .measures import by_age, by_task
@@ -93,9 +93,9 @@ def _curves(found: Examination) -> Table:
     return table
 
 
-def _influence(found: Examination) -> dict[int, list[Influence]]:
+def _influence(found: Examination) -> dict[int, Apart]:
     known = found.about.influence
-    return {step: known[step] for step in found.measures.steps if known.get(step)}
+    return {step: known[step] for step in found.measures.steps if step in known}
 
 
 def _families(console: Console, found: Examination) -> None:
@@ -215,9 +215,7 @@ def as_json(found: Examination, said: Verdict) -> dict[str, Any]:
         "heat": {one.step: one.heat.tolist() for one in numbers.scans if one.heat is not None},
         "families": [asdict(one) for one in found.families],
         "more_families": found.more_families,
-        "influence": {
-            step: [asdict(one) for one in parts] for step, parts in _influence(found).items()
-        },
+        "influence": {step: asdict(apart) for step, apart in _influence(found).items()},
         "repeats": [asdict(one) for one in found.repeats],
         "repeated_share": found.repeated_share,
         "unread_steps": found.unread,

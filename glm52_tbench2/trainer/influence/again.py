@@ -1,6 +1,5 @@
 """A step of a run trained once more, and what each part of its update did to the next content."""
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -12,16 +11,21 @@ from glm52_tbench2.analysis.run_files import RunFiles
 from glm52_tbench2.config.errors import UserError
 from glm52_tbench2.config.paths import resolve
 from glm52_tbench2.config.schema import NEAR_CAP
-from glm52_tbench2.rollout.batch import BatchError, Sample, batch_path, read_batch
+from glm52_tbench2.rollout.batch import (
+    BatchError,
+    Sample,
+    batch_path,
+    read_batch,
+    read_columns,
+)
 
 from .. import checkpoint, limits, ranks
 from ..hf import check_hf_config
-from ..microbatch import Scores
 from ..model import build_model, wrap
 from ..optimizer import build_optimizer
 from ..step import TrainStep
 from ..watch import Watch
-from .parts import Part, Update
+from .parts import Logps, Part, Update, norm
 
 Tell = Callable[[str], None]
 Row = dict[str, Any]
@@ -62,57 +66,75 @@ class _Again:
         self._trainer = TrainStep(self._config, wrapped, self._optimizer)
 
     def rows(self, step: int) -> Iterator[Row]:
+        batch, content = self._batch(step), self._batch(step + 1)
+        self._logps(step + 1)  # what is missing is told before any work
+        if not any(sample.turns for sample in content):
+            raise UserError(f"No sample of step {step + 1} has a turn that could be moved.")
         begun = checkpoint.start(
             self._run.path, self._config, self._model, self._optimizer, until=step - 1
         )
         for number in range(begun + 1, step):
             self._tell(f"step {number} of {step} is trained once more")
             ranks.seed(self._config.seed, number)
-            batch = self._batch(number)
-            self._trainer(batch, number, self._masked(batch, number))
+            past = self._batch(number)
+            scores = self._trainer(past, number, self._masked(past, number)).scores
+            self._compare(past, [one.logp for one in scores], number)
         self._tell(f"step {step} is trained once more")
         ranks.seed(self._config.seed, step)
-        batch, content = self._batch(step), self._batch(step + 1)
         update = Update(self._config, self._trainer, batch, step, self._masked(batch, step))
-        self._compare(batch, update.scores, step)
-        before = update.scored(content)
-        after = update.scored(content, update.whole)
+        self._compare(batch, [one.logp for one in update.scores], step)
+        before, after = update.logps(content), update.logps(content, 1.0)
         self._compare(content, after, step + 1)
-        yield from self._of_turns(Part("update"), content, before, after)
+        moved = [new - old for new, old in zip(after, before, strict=True)]
+        yield from self._of_turns(Part("update"), content, moved)
         rest = [whole.clone() for whole in update.whole]
         for part, change in update.parts():
             self._tell(f"step {step}: {part.part} {part.task or ''}")
-            yield from self._of_turns(part, content, before, update.scored(content, change))
-            for left, moved in zip(rest, change, strict=True):
-                left -= moved
-        if (lost := _norm(rest)) > _REST * _norm(update.whole):
+            yield from self._of_turns(part, content, update.share(content, change))
+            for left, taken in zip(rest, change, strict=True):
+                left -= taken
+        lost, whole = norm(rest), norm(update.whole)
+        if not lost <= _REST * whole:
             raise UserError(
                 f"The parts of step {step}'s update do not add up to it: {lost:.2g} of "
-                f"{_norm(update.whole):.2g} (L2) is rounding of weights in float32, so their "
-                "influence can't be told; take a step with a larger update."
+                f"{whole:.2g} (L2) is rounding of weights in float32, so their influence can't be "
+                "told; take a step with a larger update."
             )
 
     def _of_turns(
-        self, part: Part, content: Sequence[Sample], before: list[Scores], after: list[Scores]
+        self, part: Part, content: Sequence[Sample], changes: Sequence[Logps]
     ) -> Iterator[Row]:
         least = NEAR_CAP * self._config.rollout.max_turn_tokens
-        for sample, old, new in zip(content, before, after, strict=True):
+        for sample, moved in zip(content, changes, strict=True):
             for number, turn in enumerate(sample.turns):
-                change = new.logp[turn.start : turn.end] - old.logp[turn.start : turn.end]
                 yield asdict(part) | {
                     "content_sample": sample.sample_id,
                     "content_task": sample.task_id,
                     "content_turn": number,
                     "content_tokens": turn.end - turn.start,
                     "content_near_cap": turn.end - turn.start >= least,
-                    "change": float(change.mean(dtype=np.float64)),
+                    "change": float(moved[turn.start : turn.end].mean(dtype=np.float64)),
                 }
 
     def _batch(self, step: int) -> list[Sample]:
+        path = batch_path(self._run.path, "rollouts", step)
         try:
-            return read_batch(batch_path(self._run.path, "rollouts", step), self._identity, step)
-        except (BatchError, FileNotFoundError) as error:
-            raise UserError(f"{error}; influence of this step can't be told.") from error
+            return read_batch(path, self._identity, step)
+        except FileNotFoundError:
+            raise UserError(f"{path} is missing, so influence can't be told.") from None
+        except BatchError as error:
+            raise UserError(f"{error}, so influence can't be told.") from error
+
+    def _logps(self, step: int) -> dict[str, Logps]:
+        """Sample -> log-probs that the run's trainer recorded before `step`."""
+        path = batch_path(self._run.path, "train", step)
+        try:
+            found = read_columns(path, ("sample_id", "trainer_logprobs"), self._identity, step)
+        except FileNotFoundError:
+            raise UserError(f"{path} is missing, so influence can't be told.") from None
+        except BatchError as error:
+            raise UserError(f"{error}, so influence can't be told.") from error
+        return dict(zip(map(str, found["sample_id"]), found["trainer_logprobs"], strict=True))
 
     def _masked(self, batch: Sequence[Sample], step: int) -> list[int]:
         """Samples that the run's sentinel left out, by place. Raises UserError where it left out
@@ -126,21 +148,23 @@ class _Again:
             )
         return found
 
-    def _compare(self, batch: Sequence[Sample], scores: Sequence[Scores], step: int) -> None:
-        """Raises UserError unless `scores` are what the run's trainer had before `step`."""
-        known = self._run.columns("train", step, ("sample_id", "trainer_logprobs"))
-        theirs = dict(zip(*known.values(), strict=True))
+    def _compare(self, batch: Sequence[Sample], found: Sequence[Logps], step: int) -> None:
+        """Raises UserError unless `found` is what the run's trainer had before `step`."""
+        theirs = self._logps(step)
+        sizes = {sample.sample_id: len(sample.tokens) for sample in batch}
+        if {name: len(logps) for name, logps in theirs.items()} != sizes:
+            raise UserError(
+                f"{batch_path(self._run.path, 'train', step)} is of other samples than its "
+                "rollouts, so influence can't be told."
+            )
         apart = [
-            np.abs(found.logp - theirs[sample.sample_id])[sample.loss_mask]
-            for sample, found in zip(batch, scores, strict=True)
+            np.abs(logps - theirs[sample.sample_id])[sample.loss_mask]
+            for sample, logps in zip(batch, found, strict=True)
         ]
-        if (distance := float(np.concatenate(apart).mean())) > _SAME_LOGP:
+        distance = float(np.concatenate(apart).mean()) if sum(map(len, apart)) else 0.0
+        if not distance <= _SAME_LOGP:
             raise UserError(
                 f"The log-probs of step {step}, computed once more, are {distance:.2g} nats a "
                 "token from those that the run recorded: its code or weights were others, so "
                 "influence can't be told."
             )
-
-
-def _norm(tensors: Sequence[torch.Tensor]) -> float:
-    return math.sqrt(sum(float(t.double().square().sum()) for t in tensors))

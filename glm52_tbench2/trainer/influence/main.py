@@ -1,6 +1,7 @@
 """What `glm52 influence` does with its arguments."""
 
 import os
+import warnings
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,23 +27,33 @@ def influence(run_dir: Path, step: int) -> None:
     """
     run = RunFiles.open(run_dir)
     _refuse(run, step)
+    try:  # not after all the work
+        (run.path / KIND).mkdir(exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"{short(run.path / KIND)} cannot be written to: {error.strerror}; copy the run to "
+            "where it can."
+        ) from error
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     from ..cpu import install
 
     install()
+    # torch speaks of what Megatron calls.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     from .again import influence_rows
 
+    path = batch_path(run_dir, KIND, step)
     identity = load_identity(run_dir)[0].hash
     with Console(stderr=True).status("reading") as status:
         rows = influence_rows(run, identity, step, status.update)
-    path = batch_path(run_dir, KIND, step)
-    path.parent.mkdir(exist_ok=True)
     table = pa.Table.from_pylist(rows, SCHEMA).replace_schema_metadata(
         {"schema_version": SCHEMA_VERSION, "identity": identity, "step": str(step)}
     )
     with atomic_path(path) as temporary:
         pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
-    print_influence(suited(None), step, influences(run, step))
+    told = influences(run, step)
+    assert told is not None
+    print_influence(suited(None), step, told)
 
 
 def _refuse(run: RunFiles, step: int) -> None:
@@ -58,10 +69,13 @@ def _refuse(run: RunFiles, step: int) -> None:
             f"{name} has optim.steps_per_batch={config.optim.steps_per_batch}; influence can be "
             "told of runs with one update a step."
         )
-    trained = run.steps("train")
-    if not {step, step + 1} <= set(trained):
-        last = f"1 to {trained[-1] - 1}" if len(trained) > 1 else "none yet"
+    trained = set(run.steps("train")) & set(run.steps("rollouts"))
+    if not {step, step + 1} <= trained:
+        told = sorted(one for one in trained if one + 1 in trained)
+        which = f"step {', '.join(map(str, told))}" if told else "no step of it yet"
+        if len(told) > 2 and told[-1] - told[0] + 1 == len(told):
+            which = f"steps {told[0]} to {told[-1]}"
         raise UserError(
-            f"{name} has not trained step {step} and the one after, whose content it moved; "
-            f"influence can be told of steps {last}."
+            f"{name} lacks step {step} or the one after, whose content it moved, in rollouts/ or "
+            f"train/; influence can be told of {which}."
         )

@@ -1,4 +1,4 @@
-"""The parts of one update of Adam, and how each moves the weights by itself.
+"""The parts of one update of Adam, and the share of each in what it did.
 
 Given the second moment, the update (Loshchilov and Hutter 2019) is linear in the gradient:
 
@@ -10,22 +10,27 @@ batch. So it is a sum of parts: one of each group, one of the momentum m of earl
 weight decay.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from glm52_tbench2.config.schema import NEAR_CAP, RunConfig
 from glm52_tbench2.rollout.batch import Sample
 
-from ..microbatch import Scores
-from ..step import TrainStep
+from ..step import TrainStep, in_order
 
 Change = list[Tensor]
 """Of each weight, shaped like it; float32."""
+Logps = NDArray[np.float32]
+"""[T] of a sample, nats; 0 on tokens that were not generated."""
+_STEP = 0.25
+"""Of the update's length: how far a slope looks to either side."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ class Part:
 class Update:
     """The update of one step, taken back: its trainer stands at the weights before it.
 
-    Holds six copies of the weights beside the optimizer's state.
+    Holds seven copies of the weights beside the optimizer's state.
     """
 
     def __init__(
@@ -66,16 +71,16 @@ class Update:
             replace(sample, advantage=0.0) if place in masked else sample
             for place, sample in enumerate(batch)
         ]
-        before = [w.detach().clone() for w in self._weights()]
+        self._before = [w.detach().clone() for w in self._weights()]
         momentum = [
             state["exp_avg"].clone() if state else None for _, state, _ in self._parameters()
         ]
         result = trainer(batch, step, masked)
         self.scores = result.scores
         """Of `batch`, by the weights before."""
-        optim, norm = run.optim, result.metrics["trainer/grad_norm"]
+        optim, gradient = run.optim, result.metrics["trainer/grad_norm"]
         # As Megatron clips.
-        clipped = min(1.0, optim.clip_grad / (norm + 1e-6)) if optim.clip_grad else 1.0
+        clipped = min(1.0, optim.clip_grad / (gradient + 1e-6)) if optim.clip_grad else 1.0
         self._share = (1 - optim.beta1) * clipped
         self.whole: Change = []
         """w' - w."""
@@ -83,7 +88,7 @@ class Update:
         """By how much a first moment of 1 moves each weight."""
         self._momentum: Change = []
         self._decay: Change = []
-        known = zip(self._parameters(), before, momentum, strict=True)
+        known = zip(self._parameters(), self._before, momentum, strict=True)
         for (weight, state, group), old, moment in known:
             step_of = int(state["step"])
             scale = (state["exp_avg_sq"] / (1 - optim.beta2**step_of)).sqrt_().add_(group["eps"])
@@ -103,15 +108,33 @@ class Update:
         yield Part("momentum"), self._momentum
         yield Part("decay"), self._decay
 
-    def scored(self, content: Sequence[Sample], change: Change | None = None) -> list[Scores]:
-        """`content` scored by the weights before, with `change` added where it is given."""
-        before = [w.detach().clone() for w in self._weights()] if change else []
-        for weight, move in zip(self._weights(), change or [], strict=False):
-            weight.data.add_(move)
-        scores = self._trainer.score(content)
-        for weight, old in zip(self._weights(), before, strict=False):
+    def logps(self, content: Sequence[Sample], along: float = 0.0) -> list[Logps]:
+        """Log-probs of `content` by the weights before the update (0), after it (1) or between."""
+        return self._at(content, along, self.whole, 0.0)
+
+    def share(self, content: Sequence[Sample], part: Change) -> list[Logps]:
+        """A part's share of what the update did to the log-probs of `content`.
+
+        The slope along the part half-way through the update, so that shares add up to the change
+        but for third differences. A part alone may be far larger than the update, where others
+        take most of it back: added by itself it would tell of weights that are nowhere near.
+        """
+        size, whole = norm(part), norm(self.whole)
+        step = _STEP * whole / size if size and whole else 1.0
+        up, down = (self._at(content, 0.5, part, way * step) for way in (1, -1))
+        return [(one - other) / (2 * step) for one, other in zip(up, down, strict=True)]
+
+    def _at(
+        self, content: Sequence[Sample], along: float, part: Change, step: float
+    ) -> list[Logps]:
+        """Log-probs of `content` with so much of the update and of `part` done."""
+        known = zip(self._weights(), self._before, self.whole, part, strict=True)
+        for weight, old, whole, move in known:
+            weight.data.copy_(old + along * whole + step * move)
+        scores = in_order(self._trainer.score(content), content)
+        for weight, old in zip(self._weights(), self._before, strict=True):
             weight.data.copy_(old)
-        return [scores[place] for place in range(len(content))]
+        return [one.logp for one in scores]
 
     def _groups(self) -> dict[Part, list[int]]:
         """Samples that have a gradient, by place: by task, sign and whether near the cap."""
@@ -134,3 +157,8 @@ class Update:
             for group in part.optimizer.param_groups:
                 for weight in group["params"]:
                     yield weight, part.optimizer.state.get(weight, {}), group
+
+
+def norm(change: Change) -> float:
+    """L2, over all weights."""
+    return math.sqrt(sum(float(one.double().square().sum()) for one in change))
