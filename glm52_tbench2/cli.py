@@ -409,11 +409,11 @@ def _influence(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         "glm52 influence",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Takes a step's update apart by task, sign of the advantage and nearness to\n"
-        "the per-turn cap, and tells each part's share in what it did to the log-probs of what the\n"
-        "next step generated. Trains the steps since the last checkpoint once more, on this CPU.",
-        epilog="Written to RUN/influence/, where glm52 forensics finds it; docs/forensics.md "
-        "tells\nthe columns. Needs a run in float32 with one update a step.",
+        description="Take a step's update apart by task, sign of the advantage and nearness to\n"
+        "the per-turn cap: each part's share in what it did to the log-probs of what\n"
+        "the next step generated. Trains the steps since the last checkpoint once more.",
+        epilog="Written to RUN/influence/, where glm52 forensics finds it; docs/forensics.md\n"
+        "tells the columns. Needs a run in float32 with one update a step.",
     )
     parser.add_argument("run", type=Path, help="run folder")
     parser.add_argument("--step", type=int, required=True, metavar="N", help="the step")
