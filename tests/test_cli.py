@@ -17,6 +17,8 @@ LEAVES = [
     "sweep table",
     "report",
     "samples",
+    "forensics",
+    "influence",
     "diff",
     "tasks",
     "tasks show",
@@ -62,3 +64,12 @@ def test_a_mistyped_verb_is_recognised(capsys: pytest.CaptureFixture[str]) -> No
     assert "did you mean train?" in capsys.readouterr().err
     assert cli.main(["xyz"]) == 2
     assert "There is no verb 'xyz'; one of: train," in capsys.readouterr().err
+
+
+def test_a_reader_that_leaves_early_is_no_failure():
+    program = "import sys; from glm52_tbench2.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", program, "diff", "smoke", "reference"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        told = process.stderr.read()
+    assert (process.returncode, told) == (0, b"")

@@ -52,12 +52,7 @@ def _rows(run: RunFiles, step: int, samples: Sequence[str]) -> Iterator[tuple[st
         step,
         (*_ABOUT, "tokens", "loss_mask", "rollout_logprobs", "weight_versions", "turns"),
     )
-    scores = run.columns("train", step, ("sample_id", "trainer_logprobs"))
-    trained: dict[str, Any] = {}
-    if len(scores) == 2:
-        trained = dict(zip(*scores.values(), strict=True))
-    elif scores:
-        run.warn(f"train/ of step {step} lacks sample_id or trainer_logprobs: no D is shown")
+    trained = run.trained(step)
     for place, sample in enumerate(found.get("sample_id", [])):
         if sample in samples:
             row = {name: values[place] for name, values in found.items()}

@@ -137,6 +137,16 @@ class RunFiles:
             return {}
         return {name: _values(table[name].combine_chunks()) for name in table.column_names}
 
+    def trained(self, step: int) -> dict[str, Any]:
+        """Sample -> [T] the trainer's log-probs before the update; {} where it is not trained, with
+        a warning where the file does not have them."""
+        found = self.columns("train", step, ("sample_id", "trainer_logprobs"))
+        if found.keys() == {"sample_id", "trainer_logprobs"}:
+            return dict(zip(found["sample_id"], found["trainer_logprobs"], strict=True))
+        if found:
+            self.warn(f"train/{self._file('train', step).name} lacks log-probs; it is left out")
+        return {}
+
     def sample(self, kind: str, step: int, sample_id: str) -> Row | None:
         """Every column of one sample; None if it is not there."""
         rows = self._read(kind, step, None, [("sample_id", "==", sample_id)])

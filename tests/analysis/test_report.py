@@ -308,6 +308,13 @@ def trained(run_dir: Path, tokenizer: Tokenizer) -> Path:
     return run_dir
 
 
+def test_scores_without_their_column_are_named(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    run_dir = trained(tmp_path / "run", tokenizer)
+    path = run_dir / "train" / "step_000002.parquet"
+    pq.write_table(pq.read_table(path).drop(["trainer_logprobs"]), path)
+    assert "train/step_000002.parquet lacks log-probs" in write_report(run_dir).read_text()
+
+
 def test_a_cell_leads_to_its_samples_and_to_a_conversation_with_the_files_numbers(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from tokenizers import Tokenizer
@@ -14,6 +15,7 @@ from glm52_tbench2.analysis.run_files import RunFiles, definitions_differ
 from glm52_tbench2.config import load_run_config, metrics_log
 from glm52_tbench2.config.compose import compose_unchecked
 from glm52_tbench2.config.errors import UserError
+from glm52_tbench2.rollout.batch import SCHEMA
 
 from .fake_run import FakeRun
 
@@ -63,6 +65,23 @@ def test_a_damaged_step_file_is_left_out_and_named_once(run_dir: Path) -> None:
     assert len(run.rows("rollouts", 1, ["reward"])) == 32
     assert len(run.warnings) == 1
     assert "rollouts/step_000002.parquet is not readable" in run.warnings[0]
+
+
+def test_a_flipped_bit_is_damage_and_no_other_number(run_dir: Path) -> None:
+    run = RunFiles.open(run_dir)
+    whole = run.rows("rollouts", 2, SCHEMA.names)
+    path = run_dir / "rollouts" / "step_000002.parquet"
+    content = path.read_bytes()
+    with pq.ParquetFile(path) as file:
+        group = file.metadata.row_group(0)
+        pages = [group.column(place) for place in range(group.num_columns)]
+    for page in pages:
+        place = (
+            (page.dictionary_page_offset or page.data_page_offset) + page.total_compressed_size - 1
+        )
+        path.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
+        assert run.rows("rollouts", 2, SCHEMA.names) in ([], whole)
+    assert "rollouts/step_000002.parquet is not readable" in " ".join(run.warnings)
 
 
 def test_half_written_and_foreign_files_are_no_steps(run_dir: Path) -> None:

@@ -56,8 +56,8 @@ def facts_at(run: RunFiles, step: int) -> StepFacts | None:
     if (kept := read(run.path, step)) is not None:
         return kept
     samples = run.columns("rollouts", step, _COLUMNS)
-    scores = run.columns("train", step, ("sample_id", "trainer_logprobs"))
-    if not samples or not scores or list(samples["sample_id"]) != list(scores["sample_id"]):
+    scores = run.trained(step)
+    if not samples or list(samples["sample_id"]) != list(scores):
         return None
     rows = [
         SimpleNamespace(**dict(zip(samples, row, strict=True)))
@@ -67,7 +67,7 @@ def facts_at(run: RunFiles, step: int) -> StepFacts | None:
         row.turns = [SimpleNamespace(**turn) for turn in row.turns]
     metrics = run.metrics.get("trainer", {}).get(step, {})
     cap = run.config.rollout.max_turn_tokens
-    return observe(step, rows, scores["trainer_logprobs"], metrics, cap)
+    return observe(step, rows, list(scores.values()), metrics, cap)
 
 
 def rewards_at(run: RunFiles, step: int) -> Rewards:

@@ -119,8 +119,8 @@ def measure(run: RunFiles) -> Measures:
         if step != len(steps) + 1:
             break
         columns = run.columns("rollouts", step, _COLUMNS)
-        trained = run.columns("train", step, ("sample_id", "trainer_logprobs"))
-        if not columns or not trained:
+        trained = run.trained(step)
+        if not columns or trained.keys() != set(columns["sample_id"]):
             break
         seen.update(set(columns["task_id"]))
         steps.append(step)
@@ -146,10 +146,9 @@ def measure(run: RunFiles) -> Measures:
 
 
 def _tokens(
-    run: RunFiles, columns: dict[str, Sequence[Any]], trained: dict[str, Sequence[Any]]
+    run: RunFiles, columns: dict[str, Sequence[Any]], trained: dict[str, Any]
 ) -> tuple[NDArray, NDArray, NDArray, NDArray]:
     """Of each generated token of a step: |D|, probability, sign of A as 0, 1, 2, and capped."""
-    logps = dict(zip(trained["sample_id"], trained["trainer_logprobs"], strict=True))
     least = NEAR_CAP * run.config.rollout.max_turn_tokens
     parts: list[tuple[NDArray, NDArray, NDArray, NDArray]] = []
     rows = zip(*(columns[name] for name in _COLUMNS), strict=True)
@@ -157,7 +156,7 @@ def _tokens(
         mask, capped = np.asarray(mask, bool), np.zeros(len(mask), bool)
         for turn in turns:
             capped[turn["start"] : turn["end"]] = turn["end"] - turn["start"] >= least
-        d = np.abs(np.asarray(logps[sample_id], np.float64) - rollout_logp)[mask]
+        d = np.abs(np.asarray(trained[sample_id], np.float64) - rollout_logp)[mask]
         sign = np.full(len(d), int(np.sign(advantage)) + 1)
         parts.append((d, np.exp(rollout_logp[mask]), sign, capped[mask]))
     d, probability, sign, capped = (np.concatenate(part) for part in zip(*parts, strict=True))
