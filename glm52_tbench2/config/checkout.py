@@ -21,6 +21,7 @@ READERS = (
     "launch/progress.py",
     "launch/run_numbers.py",
     "tasks/show.py",
+    "trainer/influence",
     "trainer/warm_start",
 )
 """Below CODE, what only shows, reads the files of runs or hands over to others; and what made the

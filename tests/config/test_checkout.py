@@ -20,7 +20,9 @@ def test_the_sources_are_those_that_decide_results() -> None:
 def test_nothing_that_decides_results_imports_what_only_shows() -> None:
     """But for the launcher, which shows a run and sums it up, and sweeps, which do the same."""
     shows = re.compile(
-        r"^ *(?:from|import) .*\b(?:analysis(?!\.sentinel)|docs|knobs|show|warm_start)\b", re.M
+        r"^ *(?:from|import) .*"
+        r"\b(?:analysis(?!\.sentinel)|docs|influence|knobs|show|warm_start)\b",
+        re.M,
     )
     rooms = [name for name in sources() if not name.startswith("launch/")]
     assert [name for name in rooms if shows.search((CODE / name).read_text())] == []
