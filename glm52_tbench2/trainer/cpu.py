@@ -6,6 +6,7 @@ where CUDA is present, so that a machine with GPUs runs Megatron unmodified.
 
 import functools
 import logging
+import os
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -33,6 +34,12 @@ def install() -> bool:
     _import_uncompiled()
     _complete_missing_names()
     return True
+
+
+def install_alone() -> None:
+    """The same on a machine with GPUs as on others, for what needs none of them."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    install()
 
 
 def _replace(owner: Any, **values: Any) -> None:

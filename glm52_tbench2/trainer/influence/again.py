@@ -1,16 +1,19 @@
 """A step of a run trained once more, and what each part of its update did to the next content."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from glm52_tbench2.analysis.influence import WHOLE
 from glm52_tbench2.analysis.run_files import RunFiles
+from glm52_tbench2.analysis.sentinel.facts import near_cap
 from glm52_tbench2.config.errors import UserError
 from glm52_tbench2.config.paths import resolve
-from glm52_tbench2.config.schema import NEAR_CAP
 from glm52_tbench2.rollout.batch import (
     BatchError,
     Sample,
@@ -86,7 +89,7 @@ class _Again:
         before, after = update.logps(content), update.logps(content, 1.0)
         self._compare(content, after, step + 1)
         moved = [new - old for new, old in zip(after, before, strict=True)]
-        yield from self._of_turns(Part("update"), content, moved)
+        yield from self._of_turns(Part(WHOLE), content, moved)
         rest = [whole.clone() for whole in update.whole]
         for part, change in update.parts():
             self._tell(f"step {step}: {part.part} {part.task or ''}")
@@ -104,7 +107,7 @@ class _Again:
     def _of_turns(
         self, part: Part, content: Sequence[Sample], changes: Sequence[Logps]
     ) -> Iterator[Row]:
-        least = NEAR_CAP * self._config.rollout.max_turn_tokens
+        cap = self._config.rollout.max_turn_tokens
         for sample, moved in zip(content, changes, strict=True):
             for number, turn in enumerate(sample.turns):
                 yield asdict(part) | {
@@ -112,28 +115,20 @@ class _Again:
                     "content_task": sample.task_id,
                     "content_turn": number,
                     "content_tokens": turn.end - turn.start,
-                    "content_near_cap": turn.end - turn.start >= least,
+                    "content_near_cap": near_cap(turn, cap),
                     "change": float(moved[turn.start : turn.end].mean(dtype=np.float64)),
                 }
 
     def _batch(self, step: int) -> list[Sample]:
         path = batch_path(self._run.path, "rollouts", step)
-        try:
+        with _told(path):
             return read_batch(path, self._identity, step)
-        except FileNotFoundError:
-            raise UserError(f"{path} is missing, so influence can't be told.") from None
-        except BatchError as error:
-            raise UserError(f"{error}, so influence can't be told.") from error
 
     def _logps(self, step: int) -> dict[str, Logps]:
         """Sample -> log-probs that the run's trainer recorded before `step`."""
         path = batch_path(self._run.path, "train", step)
-        try:
+        with _told(path):
             found = read_columns(path, ("sample_id", "trainer_logprobs"), self._identity, step)
-        except FileNotFoundError:
-            raise UserError(f"{path} is missing, so influence can't be told.") from None
-        except BatchError as error:
-            raise UserError(f"{error}, so influence can't be told.") from error
         return dict(zip(map(str, found["sample_id"]), found["trainer_logprobs"], strict=True))
 
     def _masked(self, batch: Sequence[Sample], step: int) -> list[int]:
@@ -168,3 +163,14 @@ class _Again:
                 "token from those that the run recorded: its code or weights were others, so "
                 "influence can't be told."
             )
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Tells of a file that cannot be read. Raises UserError."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing, so influence can't be told.") from None
+    except BatchError as error:
+        raise UserError(f"{error}, so influence can't be told.") from error

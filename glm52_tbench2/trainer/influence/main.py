@@ -1,6 +1,5 @@
 """What `glm52 influence` does with its arguments."""
 
-import os
 import warnings
 from pathlib import Path
 
@@ -34,10 +33,9 @@ def influence(run_dir: Path, step: int) -> None:
             f"{short(run.path / KIND)} cannot be written to: {error.strerror}; copy the run to "
             "where it can."
         ) from error
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    from ..cpu import install
+    from ..cpu import install_alone
 
-    install()
+    install_alone()
     # torch speaks of what Megatron calls.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     from .again import influence_rows

@@ -20,7 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from glm52_tbench2.config.schema import NEAR_CAP, RunConfig
+from glm52_tbench2.analysis.sentinel.facts import near_cap
+from glm52_tbench2.config.schema import RunConfig
 from glm52_tbench2.rollout.batch import Sample
 
 from ..step import TrainStep, in_order
@@ -142,8 +143,8 @@ class Update:
         for place, sample in enumerate(self._batch):
             sign = int(np.sign(sample.advantage))
             if sample.num_generated and (sign or self._run.clip.entropy_coef):
-                least = NEAR_CAP * self._run.rollout.max_turn_tokens
-                capped = any(turn.end - turn.start >= least for turn in sample.turns)
+                cap = self._run.rollout.max_turn_tokens
+                capped = any(near_cap(turn, cap) for turn in sample.turns)
                 part = Part("samples", sample.task_id, sign, capped)
                 found.setdefault(part, []).append(place)
         return {replace(part, samples=len(places)): places for part, places in found.items()}

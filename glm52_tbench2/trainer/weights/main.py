@@ -1,6 +1,5 @@
 """What the two verbs of `glm52 weights` do with their arguments."""
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +14,9 @@ from glm52_tbench2.config.schema import RunConfig
 def import_weights(folder: Path, target: Path, overrides: Sequence[str]) -> None:
     """Makes a checkpoint of a folder in transformers' format. Raises UserError."""
     run = _with_path(compose(list(overrides)), folder)
-    _on_cpu()
+    from ..cpu import install_alone
+
+    install_alone()
     from .importing import import_hf
 
     with _told(target):
@@ -40,7 +41,9 @@ def export_weights(
     else:
         run = load_run_config(run_dir)
     run = _with_path(run, resolve(run.model.path))
-    _on_cpu()
+    from ..cpu import install_alone
+
+    install_alone()
     from .exporting import export_hf
 
     with _told(target):
@@ -65,11 +68,3 @@ def _told(target: Path) -> Iterator[None]:
 
 def _with_path(run: RunConfig, path: Path) -> RunConfig:
     return replace(run, model=replace(run.model, path=str(path)))
-
-
-def _on_cpu() -> None:
-    """Readies Megatron, which only describes the model, on machines with GPUs as on others."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    from ..cpu import install
-
-    install()
