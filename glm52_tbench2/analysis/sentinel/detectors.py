@@ -5,6 +5,7 @@ docs/sentinel.md has the table of them, with where their limits come from.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import takewhile
 from statistics import mean, median
 from typing import Any
 
@@ -138,7 +139,7 @@ def repetition(history: History, config: SentinelConfig) -> Finding | None:
         f"{worst.drift(first):.3g} then, {worst.drift(last):.3g} now{others}.",
         sorted({task for family in found for task in family.tasks}),
         {
-            "steps": worst.steps,
+            "steps": list(worst.steps),
             "turns": len(worst.members),
             "advantage": worst.advantage,
             "drift": [worst.drift(step) for step in worst.steps],
@@ -193,21 +194,20 @@ def length(history: History, config: SentinelConfig) -> Finding | None:
 
 def zero_signal(history: History, config: SentinelConfig) -> Finding | None:
     """Steps train on next to nothing: all samples of a group have one reward."""
-    recent = list(history.series("rollout/zero_signal_share").values())[-_STREAK:]
-    if len(recent) < _STREAK or min(recent) < 0.9:
+    series = history.series("rollout/zero_signal_share")
+    recent = list(takewhile(lambda step: series[step] >= 0.9, reversed(series)))[::-1]
+    if len(recent) < _STREAK:
         return None
+    shares = [series[step] for step in recent]
     return Finding(
-        f"In each of the last {_STREAK} steps at least {min(recent):.0%} of the groups carry no "
-        "signal: their samples all have one reward.",
-        evidence={"share": recent},
+        f"In each of the last {len(recent)} steps at least {min(shares):.0%} of the groups carry "
+        "no signal: their samples all have one reward.",
+        evidence={"share": shares, "since": recent[0]},
     )
 
 
 def silent(history: History, config: SentinelConfig) -> Finding | None:
     """Nothing is trained, or nothing is measured, and the curves look calm."""
-    recent = [one.metrics for one in history.steps[-_STREAK:]]
-    if len(recent) < _STREAK:
-        return None
     for name, value, sentence in (
         ("trainer/grad_norm", 0.0, "The gradient has been exactly 0 for {n} steps: the weights "
          "stay as they are but for weight decay."),
@@ -216,8 +216,14 @@ def silent(history: History, config: SentinelConfig) -> Finding | None:
         ("trainer/mismatch/zero_share", 1.0, "Trainer and engine have agreed on every token to "
          "the last bit for {n} steps: the mismatch compares a thing with itself."),
     ):  # fmt: skip
-        if all(one.get(name) == value for one in recent):
-            return Finding(sentence.format(n=_STREAK), evidence={"metric": name})
+        recent = list(
+            takewhile(lambda one: one.metrics.get(name) == value, reversed(history.steps))
+        )
+        if len(recent) >= _STREAK:
+            return Finding(
+                sentence.format(n=len(recent)),
+                evidence={"metric": name, "since": recent[-1].step},
+            )
     return None
 
 
