@@ -47,6 +47,8 @@ class Mechanism:
     """What that experiment shows if the mechanism is right, and if it is not."""
     remedy: str
     """What to change if it is."""
+    after: int = 20
+    """Steps that the experiment goes on beyond the onset."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from ..transcript import Decoder, shortened
 from . import members as second
-from .families import Family, Index, Member, Repeat, recurring, repeats
+from .families import Family, Index, Member, Repeat, recurring, repeats, worst_first
 from .measures import Measures
 from .members import Content, Reading
 from .profiles import Profile, profile
@@ -54,6 +54,9 @@ def examine(
 ) -> Examination:
     """Reads the steps `wanted`, all by default; `tell` gets a line on how far it is."""
     about = source.about()
+    if wanted is not None:  # after step N are the weights that N made
+        evals = {at: about.evals[at] for at in about.evals if at + 1 in wanted or at in wanted}
+        about = replace(about, evals=evals)
     steps = [step for step in source.steps() if wanted is None or step in wanted]
     warnings = list(source.warnings)
     with _workers(source.size()) as work:
@@ -138,7 +141,7 @@ def _profiles(
     scans = {one.step: one for one in measures.scans}
     late = measures.steps[-measures.edge :]
     found: list[Profile] = []
-    for place in readings:
+    for place in sorted(readings, key=lambda place: worst_first(families[place])):
         family = families[place]
         if len(family.members) > 1:
             name = f"F{len(found) + 1}"

@@ -68,8 +68,8 @@ class Family:
 
     @property
     def drift(self) -> float:
-        """Sum of |D| over all members."""
-        return sum(one.drift for one in self.members)
+        """Sum of |D| over the members that have one."""
+        return float(np.nansum([one.drift for one in self.members]))
 
 
 @dataclass(frozen=True)
@@ -122,10 +122,15 @@ class Index:
         return self.families[-1]
 
 
+def worst_first(family: Family) -> tuple[float, int]:
+    """Sorts families: those with the most |D| first, else the most tokens."""
+    return -family.drift, -family.tokens
+
+
 def recurring(families: Iterable[Family]) -> tuple[list[Family], int]:
     """Families of two turns or more, at most MOST, and how many more there are."""
     found = [family for family in families if len(family.members) > 1]
-    found.sort(key=lambda one: (-np.nan_to_num(one.drift), -one.tokens))
+    found.sort(key=worst_first)
     return found[:MOST], max(0, len(found) - MOST)
 
 
@@ -146,26 +151,27 @@ def repeats(scans: Sequence[Scan], most: int) -> tuple[list[Repeat], float]:
         digests, return_index=True, return_inverse=True, return_counts=True
     )
     again = float(lengths[place > place[first][inverse]].sum() / lengths.sum())
+    last = np.zeros(len(first), np.int64)
+    np.maximum.at(last, inverse, place)
+    in_steps = np.flatnonzero((last > place[first]) & (lengths[first] >= LEAST))
     found = []
-    for one in np.argsort(-(counts - 1) * lengths[first], kind="stable")[: 4 * most]:
-        worth = counts[one] > 1 and lengths[first[one]] >= LEAST
-        members = np.flatnonzero((inverse == one) & worth)
-        steps = len(set(place[members]))
-        if steps < 2:
-            continue
+    for one in in_steps[np.argsort(-((counts - 1) * lengths[first])[in_steps], kind="stable")][
+        :most
+    ]:
+        members = np.flatnonzero(inverse == one)
         scan, number = scans[place[first[one]]], turn[first[one]]
         found.append(
             Repeat(
                 count=int(counts[one]),
                 tokens=int(lengths[first[one]]),
-                steps=steps,
+                steps=len(set(place[members])),
                 step=scan.step,
                 sample_id=scan.sample_ids[scan.sample[number]],
                 number=int(scan.number[number]),
                 advantage=float(pushed[members].mean()),
             )
         )
-    return found[:most], again
+    return found, again
 
 
 def _member(scan: Scan, long: LongTurn) -> Member:

@@ -1,5 +1,6 @@
 """The numbers of a whole run, step by step, and what the sentinel's detectors find in them."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from ...config.compose import compose
 from ...config.schema import NEAR_CAP, RunConfig, SentinelAction, Sign
-from ..sentinel.detectors import CAPPED, DETECTORS, DRIFT, KL, NEGATIVE
+from ..sentinel.detectors import CAPPED, DETECTORS, DRIFT, KL, NEGATIVE, Finding
 from ..sentinel.facts import WATCHED, GiantTurn, StepFacts, Visit
 from ..sentinel.files import Alarm
 from ..sentinel.watch import Judge
@@ -20,6 +21,8 @@ FRESH, OLD = 0.5, 2.0
 """Versions of age below which a turn is fresh, and from which it is old."""
 _EDGE = 10
 """Most steps that the run's beginning and its end are measured over."""
+_EQUALLY_LONG = 3
+"""Longest turns of a foreign run that show its cap."""
 
 
 @dataclass
@@ -46,11 +49,17 @@ class Measures:
         self._judge()
 
     @cached_property
-    def cap(self) -> int:
-        """The per-turn cap, tokens; of a foreign run the longest turn."""
+    def cap(self) -> float:
+        """The per-turn cap, tokens; inf where it is unknown, and no turn is near it.
+
+        Of a foreign run: the length of the longest turns, if some are equally long: without a cap
+        that is no chance.
+        """
         if self.about.config is not None:
             return self.about.config.rollout.max_turn_tokens
-        return max((int(scan.length.max()) for scan in self.scans if len(scan.length)), default=1)
+        lengths = [int(length) for scan in self.scans for length in scan.length]
+        longest = max(lengths, default=0)
+        return longest if lengths.count(longest) >= _EQUALLY_LONG else math.inf
 
     @cached_property
     def config(self) -> RunConfig:
@@ -81,9 +90,26 @@ class Measures:
         """Step -> a number, where it is known."""
         return {step: found[name] for step, found in self.series.items() if name in found}
 
+    @property
+    def scored(self) -> list[int]:
+        """Steps with log-probs of both sides."""
+        return list(self.values("drift"))
+
+    @property
+    def evaluated(self) -> bool:
+        """Whether there are two evaluations to compare."""
+        return sum(map(bool, self.about.evals.values())) > 1
+
     def sign(self, sign: Sign) -> Alarm | None:
-        """The last alarm of a sign; None if it was never found."""
-        return next((one for one in reversed(self.alarms) if one.sign == sign.name), None)
+        """The alarm of a sign that is open at the end; None without one."""
+        of_it = (one for one in reversed(self.alarms) if one.sign == sign.name)
+        return next(of_it, None) if sign.name in self.open else None
+
+    def now(self, sign: Sign) -> Finding | None:
+        """What the detector of a sign finds at the last step, with every evaluation known."""
+        if not self.scans:
+            return None
+        return DETECTORS[sign](self._history, self.config.sentinel)
 
     def _median(self, name: str, steps: Sequence[int]) -> float | None:
         found = [self.series[step][name] for step in steps if name in self.series[step]]
@@ -97,12 +123,15 @@ class Measures:
             self.alarms += judge.add(self._facts(scan))
         self.open = {sign.name for sign in judge.open}
         judge.history.evals |= evals
-        if self.scans and Sign.held_out_churn.name not in self.open:
-            found = DETECTORS[Sign.held_out_churn](judge.history, self.config.sentinel)
-            if found is not None:
-                last = max(evals)
-                self.alarms.append(Alarm(last, Sign.held_out_churn.name, "note", **vars(found)))
-                self.open.add(Sign.held_out_churn.name)
+        self._history = judge.history
+        # These two are exact: what the end does not show is over.
+        for sign in (Sign.held_out_churn, Sign.silent):
+            found = self.now(sign)
+            if found is None:
+                self.open.discard(sign.name)
+            elif sign.name not in self.open:  # of an evaluation after the last step
+                self.alarms.append(Alarm(max(evals), sign.name, "note", **vars(found)))
+                self.open.add(sign.name)
 
     def _facts(self, scan: Scan) -> StepFacts:
         """As the sentinel keeps them; the trainer's own metrics where they are known."""
@@ -127,11 +156,8 @@ class Measures:
         return StepFacts(scan.step, metrics, visits(scan, self.cap), giants(scan, self.cap))
 
 
-def numbers(scan: Scan, cap: int) -> dict[str, float]:
-    """Name -> number of one step; what is not known is not there.
-
-    Drifts are means of |D| over tokens, shares lie in [0, 1]; docs/forensics.md names them all.
-    """
+def numbers(scan: Scan, cap: float) -> dict[str, float]:
+    """Name -> number of one step, as docs/forensics.md tells; what is not known is not there."""
     lengths = scan.length.astype(np.float64)
     total = float(lengths.sum())
     pushed = scan.advantages[scan.sample]
@@ -171,7 +197,7 @@ def numbers(scan: Scan, cap: int) -> dict[str, float]:
     return found
 
 
-def visits(scan: Scan, cap: int) -> dict[str, Visit]:
+def visits(scan: Scan, cap: float) -> dict[str, Visit]:
     """Task -> its groups in this step, as the sentinel keeps them."""
     tasks = np.array(scan.tasks)
     drift = scan.sums.get("drift", np.zeros(len(scan.length)))
@@ -193,7 +219,7 @@ def visits(scan: Scan, cap: int) -> dict[str, Visit]:
     return found
 
 
-def giants(scan: Scan, cap: int) -> list[GiantTurn]:
+def giants(scan: Scan, cap: float) -> list[GiantTurn]:
     """The turns near the cap, as the sentinel keeps them."""
     drift = scan.sums.get("drift", np.zeros(len(scan.length)))
     return [

@@ -1,13 +1,14 @@
 """The mechanisms, each judged on pieces of evidence; docs/forensics.md explains their limits."""
 
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any
 
 from ...config.schema import Sign
 from ..sentinel.detectors import KL
+from ..sentinel.files import Alarm
 from .evidence import Account, Evidence, Mechanism
 from .examine import Examination
-from .measures import by_age, by_task
+from .measures import Measures, by_age, by_task
 from .profiles import Profile
 
 _HEALTHY_KL = 0.054
@@ -17,12 +18,21 @@ _CLEAR = 1.3
 """Times the baseline's median: growth is told to start with the first step above."""
 _FEW = 0.3
 """Share of all |D| that few families must hold, or must not."""
+_RECENT = 10
+"""A family that has no turn in so many last steps is over."""
+_ROSE = 0.1
+"""Training reward that has risen by so much: the run learns."""
+_DRIFTING = (Sign.capped_burst, Sign.negative_truncated, Sign.mismatch_growth)
 
 
 def repeated_turns(found: Examination) -> tuple[list[Evidence], Account]:
     """The published mechanism."""
-    repeats = found.measures.config.sentinel.repeats
-    families = [one for one in found.families if len(one.steps) >= repeats]
+    numbers = found.measures
+    repeats, limit = numbers.config.sentinel.repeats, numbers.config.sentinel.capped_drift
+    recent = set(numbers.steps[-_RECENT:])
+    families = [
+        one for one in found.families if len(one.steps) >= repeats and one.steps[-1] in recent
+    ]
     down = [one for one in families if one.advantage is not None and one.advantage < 0]
     unknown = bool(families) and all(one.advantage is None for one in families)
     named = down or (families if unknown else [])
@@ -30,43 +40,44 @@ def repeated_turns(found: Examination) -> tuple[list[Evidence], Account]:
     share = _sum([one.late_drift_share for one in named])
     tokens = sum(one.late_token_share for one in named)
     worst = max(named, key=lambda one: one.late_drift_share or one.late_token_share, default=None)
-    grown = None
-    if worst is not None and worst.first_drift and worst.last_drift is not None:
-        grown = worst.last_drift / worst.first_drift
-    cut = _mean([one.near_cap_share for one in named])
-    negative = _mean([one.negative_share for one in named if one.negative_share is not None])
-    drifting = _alarms(found, Sign.capped_burst, Sign.negative_truncated, Sign.mismatch_growth)
+    first, last = (worst.first_drift, worst.last_drift) if worst is not None else (None, None)
+    grown = last is not None and bool(first) and last >= max(limit, _GROWN * (first or 0.0))
+    cut = _mean([(one.near_cap_share, one.turns) for one in named])
+    negative = _mean([(one.negative_share, one.pushed_tokens) for one in named])
+    drifting = [numbers.sign(sign) for sign in _DRIFTING]
+    signs = [one for one in drifting if one is not None]
     evidence = [
         Evidence("recurring", 3, bool(named), (
             f"{len(named)} families of near-identical turns in {repeats} steps or more, "
             f"{turns} turns of {', '.join(_tasks(named)[:3])}"
-            if named else f"no family of near-identical turns with A < 0 in {repeats} steps"
+            if named else f"no family of near-identical turns with A < 0 in {repeats} steps "
+            f"goes on in the last {_RECENT}"
+        ), needed=True),
+        Evidence("drifting", 2, None if last is None and not signs else grown or bool(signs), (
+            f"the sentinel's signs: {', '.join(one.sign for one in signs)}" if signs
+            else "their |D| is unknown" if first is None or last is None or worst is None
+            else f"mean |D| of {worst.name} went from {first:.3g} in its first third of steps to "
+            f"{last:.3g} in its last; told from {limit:g} on, where it doubled"
         ), needed=True),
         Evidence("pushed down", 2, None if unknown else negative is not None and negative >= 0.7,
-            "advantages are unknown" if negative is None
+            "no such token is pushed, or A is unknown" if negative is None
             else f"{negative:.0%} of their tokens that are pushed are pushed down"),
-        Evidence("drift grows", 2, None if grown is None else grown >= _GROWN,
-            "their |D| is unknown" if grown is None or worst is None
-            else f"mean |D| of {worst.name} went from {worst.first_drift:.3g} in its first third "
-            f"of steps to {worst.last_drift:.3g} in its last"),
         Evidence("concentrated", 2, None if share is None
             else share >= _FEW and share >= _GROWN * tokens,
             "the share of drift is unknown" if share is None
             else f"at the end they hold {share:.0%} of all |D| and {tokens:.0%} of the tokens"),
-        Evidence("near the cap", 1, cut is not None and cut >= 0.5,
-            f"{cut or 0:.0%} of them are near the per-turn cap"),
-        Evidence("alarms", 1, bool(drifting),
-            f"the sentinel's signs: {', '.join(drifting)}" if drifting
-            else "no sign of growing drift by the sentinel's rules"),
+        Evidence("near the cap", 1, None if cut is None else cut >= 0.5,
+            "the per-turn cap is unknown" if cut is None
+            else f"{cut:.0%} of them are near the per-turn cap"),
     ]  # fmt: skip
-    first = min((one.steps[0] for one in named), default=None)
     tokens_told = ""
     if worst is not None and worst.in_loop is not None and worst.outside is not None:
         tokens_told = (
             f"{worst.looped:.0%} of the tokens of {worst.name} are within loops; mean |D| "
             f"{worst.in_loop:.3g} there, {worst.outside:.3g} elsewhere in its turns"
         )
-    return evidence, Account(first, _tasks(named), _samples(named), tokens_told)
+    since = None if worst is None else _onset(worst, signs)
+    return evidence, Account(since, _tasks(named), _samples(named), tokens_told)
 
 
 def staleness(found: Examination) -> tuple[list[Evidence], Account]:
@@ -128,8 +139,8 @@ def churn(found: Examination) -> tuple[list[Evidence], Account]:
     before, after = numbers.early("reward"), numbers.late("reward")
     calm = None if kl is None else kl <= _HEALTHY_KL
     evidence = [
-        Evidence("held-out tasks lost", 3, _known(alarm is not None, bool(found.about.evals)),
-            "no evaluations" if not found.about.evals
+        Evidence("held-out tasks lost", 3, _known(alarm is not None, numbers.evaluated),
+            "fewer than two evaluations" if not numbers.evaluated
             else alarm.sentence if alarm else "held-out tasks are not lost", needed=True),
         Evidence("mismatch calm", 2, calm,
             "the mismatch is unknown" if kl is None
@@ -146,16 +157,15 @@ def churn(found: Examination) -> tuple[list[Evidence], Account]:
 def collapse(found: Examination) -> tuple[list[Evidence], Account]:
     """The policy becomes deterministic."""
     numbers = found.measures
-    alarm = numbers.sign(Sign.entropy)
-    falling = alarm is not None and alarm.sentence.startswith("Entropy collapses")
+    alarm = _collapsing(numbers)
     before, after = numbers.early("entropy"), numbers.late("entropy")
     was, silent = numbers.early("silent"), numbers.late("silent")
     cut = numbers.late("truncated")
     limit = numbers.config.sentinel.truncated_share
     evidence = [
-        Evidence("entropy falls", 3, _known(falling, before is not None),
+        Evidence("entropy falls", 3, _known(alarm is not None, before is not None),
             "entropy is unknown" if before is None
-            else alarm.sentence if alarm and falling else "entropy does not collapse", needed=True),
+            else alarm.sentence if alarm else "entropy does not collapse", needed=True),
         Evidence("entropy low", 2, None if not before or after is None else after <= before / 2,
             "entropy is unknown" if not before or after is None
             else f"entropy went from {before:.3g} to {after:.3g} nats a token"),
@@ -164,9 +174,10 @@ def collapse(found: Examination) -> tuple[list[Evidence], Account]:
         Evidence("groups agree", 1, None if was is None or silent is None else silent > was + 0.1,
             "rewards are unknown" if was is None or silent is None
             else f"groups without signal went from {was:.0%} to {silent:.0%}"),
+        Evidence("not learning", 2, None if (rise := learned(found)) is None else rise < _ROSE,
+            _rewards(found), needed=True),
     ]  # fmt: skip
-    since = alarm.evidence.get("since") if alarm and falling else None
-    return evidence, Account(since=since)
+    return evidence, Account(since=alarm.evidence.get("since") if alarm else None)
 
 
 def length(found: Examination) -> tuple[list[Evidence], Account]:
@@ -181,7 +192,8 @@ def length(found: Examination) -> tuple[list[Evidence], Account]:
             alarm.sentence if alarm else "samples do not grow without end", needed=True),
         Evidence("not repetition", 2, share < 0.1,
             f"near-identical turns hold {share:.0%} of the tokens at the end"),
-        Evidence("truncation", 1, None if was is None or cut is None else cut >= _GROWN * was,
+        Evidence("truncation", 1,
+            None if was is None or cut is None else cut > was and cut >= _GROWN * was,
             "truncation is unknown" if was is None or cut is None
             else f"truncated samples went from {was:.0%} to {cut:.0%}"),
         Evidence("longer", 1, None if not short or long is None else long >= 1.2 * short,
@@ -194,19 +206,58 @@ def length(found: Examination) -> tuple[list[Evidence], Account]:
 def silent(found: Examination) -> tuple[list[Evidence], Account]:
     """Nothing is trained, or nothing is measured."""
     numbers = found.measures
-    alarm = numbers.sign(Sign.silent) or numbers.sign(Sign.zero_signal)
-    still = alarm is not None and alarm.sign in numbers.open
-    before, after = numbers.early("reward"), numbers.late("reward")
+    agree, rise = numbers.now(Sign.zero_signal), learned(found)
+    now = numbers.now(Sign.silent) or agree
     evidence = [
-        Evidence("nothing arrives", 3, still,
-            alarm.sentence if alarm else "gradient, weights of the loss and mismatch are not 0",
+        Evidence("nothing arrives", 3, now is not None,
+            now.sentence if now else "gradient, weights of the loss and mismatch are not 0",
             needed=True),
-        Evidence("reward flat", 1,
-            None if before is None or after is None else abs(after - before) < 0.1,
-            "rewards are unknown" if before is None or after is None
-            else f"training reward went from {before:.2f} to {after:.2f}"),
+        Evidence("not learned", 2, not agree or rise is None or rise < _ROSE,
+            f"{'all' if agree else 'not all'} groups agree; {_rewards(found)}", needed=True),
+        Evidence("reward flat", 1, None if rise is None else abs(rise) < _ROSE, _rewards(found)),
     ]  # fmt: skip
-    return evidence, Account(since=alarm.step if alarm else None)
+    return evidence, Account(since=now.evidence["since"] if now else None)
+
+
+def saturation(found: Examination) -> tuple[list[Evidence], Account]:
+    """What these tasks can teach is learned."""
+    numbers = found.measures
+    agree, rise, kl = numbers.sign(Sign.zero_signal), learned(found), numbers.late("kl")
+    evidence = [
+        Evidence("groups agree", 3, agree is not None,
+            agree.sentence if agree else "groups carry signal", needed=True),
+        Evidence("learned", 2, None if rise is None else rise >= _ROSE, _rewards(found),
+            needed=True),
+        Evidence("mismatch calm", 1, None if kl is None else kl <= _HEALTHY_KL,
+            "the mismatch is unknown" if kl is None
+            else f"train_rollout_kl is {kl:.3g} at the end"),
+    ]  # fmt: skip
+    return evidence, Account(since=agree.evidence["since"] if agree else None)
+
+
+def learned(found: Examination) -> float | None:
+    """By how much training reward has risen; None where rewards are unknown."""
+    before, after = found.measures.early("reward"), found.measures.late("reward")
+    return None if before is None or after is None else after - before
+
+
+def harmless(found: Examination) -> set[str]:
+    """Signs that an unhealthy run need not have: a policy that learns grows surer."""
+    learns = _collapsing(found.measures) is not None and (learned(found) or 0.0) >= _ROSE
+    return {Sign.visits.name} | ({Sign.entropy.name} if learns else set())
+
+
+def _collapsing(numbers: Measures) -> Alarm | None:
+    """The open alarm of entropy, if it falls."""
+    alarm = numbers.sign(Sign.entropy)
+    return alarm if alarm is not None and alarm.sentence.startswith("Entropy collapses") else None
+
+
+def _rewards(found: Examination) -> str:
+    before, after = found.measures.early("reward"), found.measures.late("reward")
+    if before is None or after is None:
+        return "rewards are unknown"
+    return f"training reward went from {before:.2f} to {after:.2f}"
 
 
 def _mismatched(found: Examination) -> Evidence:
@@ -242,8 +293,13 @@ def _known(holds: bool, known: bool) -> bool | None:
     return holds if known else None
 
 
-def _alarms(found: Examination, *signs: Sign) -> list[str]:
-    return [sign.name for sign in signs if found.measures.sign(sign) is not None]
+def _onset(worst: Profile, signs: list[Alarm]) -> int:
+    """From where on a family's drift is clearly above its beginning; else since when signs say."""
+    moves = {one.step: one.drift for one in worst.moves if one.drift is not None}
+    calm = min([*list(moves.values())[:1], worst.first_drift or 0.0])
+    grown = list(takewhile(lambda step: moves[step] > _CLEAR * calm, reversed(moves)))
+    told = grown[-1:] if grown else [one.evidence.get("since", one.step) for one in signs]
+    return max(worst.steps[0], min(told, default=worst.steps[0]))
 
 
 def _tasks(families: list[Profile]) -> list[str]:
@@ -259,9 +315,14 @@ def _sum(values: list[Any]) -> float | None:
     return sum(known) if known else None
 
 
-def _mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+def _mean(values: list[tuple[float | None, int]]) -> float | None:
+    """Weighted, of the values that are known."""
+    known = [(value, weight) for value, weight in values if value is not None and weight]
+    total = sum(weight for _, weight in known)
+    return sum(value * weight for value, weight in known) / total if total else None
 
+
+_MORE_TASKS = (("data=train69",), ("data=mini69",))
 
 MECHANISMS = (
     Mechanism(
@@ -285,7 +346,7 @@ MECHANISMS = (
     ),
     Mechanism(
         "overfitting", "held-out tasks are lost with a calm mismatch", churn,
-        (("data=train69",), ("data=mini69",)),
+        _MORE_TASKS,
         "right: the held-out reward holds for as many visits a task; wrong: it falls as here",
         "more tasks, fewer visits a task, the checkpoint before the loss",
     ),
@@ -303,10 +364,18 @@ MECHANISMS = (
     ),
     Mechanism(
         "nothing_trained", "nothing is trained, or nothing is measured", silent,
-        (("clip=no_correction", "steps=3"), ("steps=3",)),
-        "right: three steps show a gradient above 0; wrong: still none, and the cause lies in "
-        "rewards that never differ or in the optimizer",
+        (("clip=no_correction",),),
+        "right: the steps from there on show a gradient above 0; wrong: still none, and the cause "
+        "lies in rewards that never differ or in the optimizer",
         "what the sentence of the evidence names: mask, correction, rewards or the engine's scores",
+        after=3,
+    ),
+    Mechanism(
+        "saturation", "steps teach nothing more, the tasks are learned as far as they go",
+        saturation,
+        _MORE_TASKS,
+        "right: groups carry signal again; wrong: they agree as here",
+        "more or harder tasks, or the end of the run: steps are spent on groups that agree",
     ),
 )  # fmt: skip
 """In the order in which equal scores are told."""

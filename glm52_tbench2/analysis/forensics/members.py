@@ -28,6 +28,8 @@ class Reading:
     order; everything else here is of those alone that belong to it."""
     heat: Floats = field(default_factory=lambda: np.zeros(BINS))
     """Sum over members of mean |D| by position."""
+    in_heat: int = 0
+    """How many these are."""
     in_loop: tuple[float, int] = (0.0, 0)
     """|D| and number of tokens within loops."""
     outside: tuple[float, int] = (0.0, 0)
@@ -101,6 +103,7 @@ def _reading(step: Step, members: Sequence[Member], first: Content, similarity: 
         distance = np.where(np.isfinite(distance), distance, 0)
         if member.tokens >= BINS:
             found.heat += along(distance, np.array([0]), np.array([len(said)]))[0]
+            found.in_heat += 1
         looped = in_loops(said)
         found.in_loop = _plus(found.in_loop, distance[looped])
         found.outside = _plus(found.outside, distance[~looped])

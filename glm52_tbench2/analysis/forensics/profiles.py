@@ -1,5 +1,6 @@
 """What is told of a family of turns: when, where, which way it is pushed and how it moves."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,9 +51,12 @@ class Profile:
     """Mean over tokens."""
     negative_share: float | None
     """Of its tokens that are pushed at all (A not 0): those with A < 0."""
+    pushed_tokens: int
+    """How many are pushed."""
     truncated_share: float
     """Of its turns: those of truncated samples."""
-    near_cap_share: float
+    near_cap_share: float | None
+    """Of its turns."""
     looped: float
     """Share of its tokens within loops."""
     likeness: float
@@ -100,12 +104,12 @@ def profile(
     readings: Mapping[int, Reading],
     scans: Mapping[int, Scan],
     late: Sequence[int],
-    cap: int,
+    cap: float,
 ) -> Profile:
     """The profile of a family.
 
     `readings`: step -> what its members there say; `scans`: step -> scan; `late`: the run's last
-    steps; `cap`: the per-turn cap.
+    steps; `cap`: the per-turn cap, inf: unknown.
     """
     members = family.members
     total = sum(float(scan.length.sum()) for scan in scans.values())
@@ -130,18 +134,21 @@ def profile(
         token_share=family.tokens / max(total, 1.0),
         advantage=_weighted(pushed, "advantage"),
         negative_share=negative / pushed_tokens if pushed_tokens else None,
+        pushed_tokens=pushed_tokens,
         truncated_share=float(np.mean([one.truncated for one in members])),
-        near_cap_share=float(np.mean([one.tokens >= NEAR_CAP * cap for one in members])),
+        near_cap_share=float(np.mean([one.tokens >= NEAR_CAP * cap for one in members]))
+        if math.isfinite(cap)
+        else None,
         looped=_weighted(members, "looped") or 0.0,
         likeness=min((min(one.likeness) for one in read if one.likeness), default=1.0),
         drift_share=_drift(members) / drifted if drifted else None,
         late_drift_share=_drift(of_late) / late_drifted if late_drifted else None,
         late_token_share=sum(one.tokens for one in of_late) / max(late_total, 1.0),
         moves=_moves(members),
-        heat=(heat / len(members)).tolist() if heat.any() else None,
+        heat=(heat / sum(one.in_heat for one in read)).tolist() if heat.any() else None,
         in_loop=float(inside[0] / inside[1]) if inside[1] else None,
         outside=float(outside[0] / outside[1]) if outside[1] else None,
-        token_types=_types(read),
+        token_types=_types(read, float(inside[0] + outside[0])),
         samples=[f"{one.sample_id} turn {one.number}" for one in members[-SHOWN:]],
     )
 
@@ -175,14 +182,14 @@ def _drift(members: Sequence[Member]) -> float:
     return float(np.nansum([one.drift for one in members]))
 
 
-def _types(readings: Sequence[Reading]) -> list[dict[str, Any]]:
+def _types(readings: Sequence[Reading], total: float) -> list[dict[str, Any]]:
+    """`total`: the family's |D|."""
     sums: dict[int, float] = {}
     counts: Counter[int] = Counter()
     for one in readings:
         for token, (drift, count) in one.types.items():
             sums[token] = sums.get(token, 0.0) + drift
             counts[token] += count
-    total = sum(sums.values())
     most = sorted(sums, key=lambda token: (-sums[token], token))[:TYPES] if total else []
     return [
         {"id": token, "drift_share": sums[token] / total, "count": counts[token]} for token in most

@@ -100,8 +100,9 @@ def _influence(found: Examination) -> dict[int, Apart]:
 
 def _families(console: Console, found: Examination) -> None:
     if found.families:
-        more = len(found.families) + found.more_families - _FAMILIES
+        more = len(found.families) - _FAMILIES
         rest = f", {more} more in --json" if more > 0 else ""
+        rest += f", {found.more_families} lesser ones not read" if found.more_families else ""
         print_line(console, Text(f"turns that come again{rest}", "bold"))
     for one in found.families[:_FAMILIES]:
         for text, style in _family(one):
@@ -138,7 +139,7 @@ def _family(one: Profile) -> list[tuple[str, str]]:
     if changes:
         told.append(
             (
-                "trainer's mean log-prob of its content, update by update: "
+                "trainer's mean log-prob of its content, from one to the next: "
                 f"{sum(changes):+.3g} in all, {sum(c < 0 for c in changes)} of {len(changes)} down",
                 "",
             )

@@ -1,5 +1,6 @@
 """The verdict on a run: the mechanism that fits best, how sure that is, and what would test it."""
 
+import math
 from dataclasses import dataclass, field
 
 from ...config.compose import compose
@@ -8,16 +9,14 @@ from ...config.paths import command
 from ...config.schema import RunConfig, Sign
 from ..diff.experiments import spell
 from ..diff.sides import plain_knobs
-from .evidence import Account, Finding, Mechanism
+from .evidence import Account, Finding, Mechanism, confidence
 from .examine import Examination
-from .mechanisms import MECHANISMS
+from .mechanisms import MECHANISMS, harmless
 
-LEAST_STEPS = 10
-"""Steps below which no run is called healthy."""
+_LEAST_GROWTH = 4
+"""Steps beyond sentinel.min_steps in which a growth can be seen."""
 _ENOUGH = 30
 """Steps from which a healthy run is very likely so."""
-_AFTER = 20
-"""Steps that an experiment goes on beyond the onset."""
 
 
 @dataclass(frozen=True)
@@ -79,23 +78,31 @@ def verdict(found: Examination) -> Verdict:
 def _without(found: Examination, findings: list[Finding], unknown: list[str]) -> Verdict:
     """The verdict where no mechanism is named."""
     numbers = found.measures
-    count = len(numbers.scans)
-    signs = [one for one in sorted(numbers.open) if one != Sign.visits.name]
+    count, scored = len(numbers.scans), len(numbers.scored)
+    least = numbers.config.sentinel.min_steps + _LEAST_GROWTH
+    signs = sorted(numbers.open - harmless(found))
     name = "undetermined"
     sure, score = "", 0.0
     if not count:
         sentence = "Nothing can be said: no step could be read"
-    elif count < LEAST_STEPS:
-        sentence = f"Undetermined: {count} steps are too few, {LEAST_STEPS} are needed"
-    elif numbers.late("kl") is None:
+    elif count < least:
+        sentence = f"Undetermined: {count} steps are too few, {least} are needed"
+    elif not scored:
         sentence = "Undetermined: without log-probs of both sides no mismatch is known"
+    elif scored < least:
+        sentence = (
+            f"Undetermined: {scored} steps with log-probs of both sides are too few, "
+            f"{least} are needed"
+        )
     elif signs:
         sentence = f"Undetermined: {', '.join(signs)} found, and no mechanism explains it"
     else:
         name, sentence = "healthy", "Healthy: no mechanism is found and no sign is open"
-        known = (count >= _ENOUGH, bool(found.about.evals), bool(found.about.metrics))
-        score = 0.65 + 0.35 * sum(known) / len(known)
-        sure = "very likely" if all(known) else "likely"
+        if Sign.entropy.name in numbers.open:
+            sentence += " but entropy, which falls where reward rises"
+        known = (scored >= _ENOUGH, numbers.evaluated, bool(found.about.metrics))
+        score = 0.65 + 0.25 * sum(known) / len(known)
+        sure = confidence(score)
     against = [
         f"{one.sign} was found at step {one.step}: {one.sentence}"
         for one in numbers.alarms
@@ -108,7 +115,8 @@ def _experiment(found: Examination, best: Finding) -> Experiment | None:
     config = found.about.config
     if config is None:
         return None
-    last = (best.account.since or max(found.measures.steps)) + _AFTER
+    since = best.account.since
+    last = (max(found.measures.steps) if since is None else since) + best.mechanism.after
     words = override(config, best.mechanism, last)
     if words is None:
         return None
@@ -123,12 +131,13 @@ def override(config: RunConfig, mechanism: Mechanism, last: int) -> list[str] | 
     if base is None:
         return None
     for test in mechanism.tests:
-        lasting = [] if any(word.startswith("steps=") for word in test) else [f"steps={last}"]
-        words = [*base, *test, *lasting]
+        words = [*base, *test, f"steps={last}"]
         words = list({word.partition("=")[0]: word for word in words}.values())
         try:
             changed = compose(words)
         except UserError:
+            continue
+        if changed.data.suite != config.data.suite:
             continue
         if plain_knobs(changed) | {"steps": 0} != plain_knobs(config) | {"steps": 0}:
             return words
@@ -154,8 +163,10 @@ def _unknown(found: Examination) -> list[str]:
         missing.append("Weight versions are missing: staleness cannot be told from numerics.")
     if all("entropy" not in found for found in numbers.series.values()):
         missing.append("Entropy is missing: a collapse of it cannot be told.")
-    if not found.about.evals:
-        missing.append("There are no evaluations: overfitting cannot be told.")
+    if not numbers.evaluated:
+        missing.append("There are fewer than two evaluations: overfitting cannot be told.")
+    if math.isinf(numbers.cap):
+        missing.append("The per-turn cap is unknown: which turns are near it cannot be told.")
     if not any("grad_norm" in found for found in numbers.series.values()):
         missing.append("The trainer's metrics are missing: an update of 0 cannot be told.")
     if all(scan.truncated is None for scan in scans):

@@ -5,7 +5,13 @@ from itertools import product
 
 import pytest
 
-from glm52_tbench2.analysis.forensics.evidence import Account, Evidence, Finding, confidence
+from glm52_tbench2.analysis.forensics.evidence import (
+    Account,
+    Evidence,
+    Finding,
+    Mechanism,
+    confidence,
+)
 from glm52_tbench2.analysis.forensics.mechanisms import MECHANISMS
 from glm52_tbench2.analysis.forensics.verdict import override, verdict
 from glm52_tbench2.config.compose import compose
@@ -42,7 +48,8 @@ def test_published_divergence(planted: Planted) -> None:
     assert said.confidence == "very likely"
     failing = {"adaptive-rejection-sampler", "bn-fit-modify"}
     assert set(said.account.tasks) == failing
-    assert said.account.since in (ONSET, ONSET + 1)
+    # Told once the drift is clearly above its beginning, at 16 % a step.
+    assert said.account.since in range(ONSET, ONSET + 4)
     assert all(re.fullmatch(r"0000\d\d-[01]-\d turn \d+", turn) for turn in said.account.turns)
     assert len(found.families) == 2
     for one in found.families:
@@ -67,10 +74,13 @@ def test_published_divergence(planted: Planted) -> None:
 @pytest.mark.parametrize(
     ("experiment", "mechanism"), list(product(("job2350", "smoke"), MECHANISMS))
 )
-def test_experiments_compose(experiment: str, mechanism: object) -> None:
+def test_experiments_compose(experiment: str, mechanism: Mechanism) -> None:
     config = compose([f"experiment={experiment}"])
-    words = override(config, mechanism, 30)  # type: ignore[arg-type]
-    assert words is not None
+    words = override(config, mechanism, 30)
+    if words is None:  # its set is the largest of its suite
+        assert experiment == "smoke"
+        assert all(one.startswith("data=") for test in mechanism.tests for one in test)
+        return
     assert compose(words) != config
 
 

@@ -1,0 +1,157 @@
+"""A verdict is on the run's end, its steps and its scores: not on what is over, or not there."""
+
+import numpy as np
+import pytest
+
+from glm52_tbench2.analysis.forensics.examine import examine
+from glm52_tbench2.analysis.forensics.verdict import Verdict, verdict
+from glm52_tbench2.analysis.stats import Rewards
+
+from .made import CAP, SAMPLES, MadeUp, Of, made_up, seen
+
+SOLVED = (1.0,) * SAMPLES
+SPLIT = (0.0, 1.0) * (SAMPLES // 2)
+
+
+def held_out(level: float) -> Rewards:
+    return {f"task{number}": [level] for number in range(12)}
+
+
+def growing(step: int, since: int, until: int = 10**9) -> float:
+    return 0.02 * 1.25 ** max(0, step - since) if step <= until else 0.02
+
+
+OVER = {
+    "truncation": made_up(50, lambda s: Of(truncated=4 if 20 < s < 27 else 0)),
+    "entropy": made_up(60, lambda s: Of(entropy=0.5 * 0.85 ** max(0, s - 15) if s < 32 else 0.5)),
+    "mismatch": made_up(60, lambda s: Of(drift=growing(s, 15, 32))),
+    "gradient": made_up(
+        40, metrics={s: {"trainer/grad_norm": 0.3 * (not 20 <= s < 23)} for s in range(1, 41)}
+    ),
+    "held-out tasks": made_up(
+        40, evals={at: held_out(float(at != 20)) for at in (0, 10, 20, 30, 40)}
+    ),
+}
+
+
+@pytest.mark.parametrize("what", OVER)
+def test_what_is_over_is_no_mechanism(what: str) -> None:
+    found = examine(OVER[what])
+    assert {one.sign for one in found.measures.alarms} - {"visits"}, "nothing was to be seen"
+    said = verdict(found)
+    assert said.name == "healthy", said.sentence
+    assert said.against, "what was is not told"
+
+
+def test_recurring_turns_that_do_not_drift() -> None:
+    """A loop that fails again and again is no divergence as long as its |D| stays where it was."""
+    found = seen(40, lambda s: Of(drift=1e-6, loop=2, loop_drift=1e-6 if s < 20 else 3e-6))
+    assert len(found.families) == 1
+    assert not any(one.told for one in verdict(found).findings)
+
+
+def test_loops_that_ended() -> None:
+    """Their drift is no cause of what is there 20 steps later."""
+    found = seen(40, lambda s: Of(loop=2 if s <= 20 else 0, loop_drift=growing(s, 5)))
+    assert found.families
+    assert verdict(found).name != "repeated_negative_turns"
+
+
+def test_experiment_reaches_the_onset() -> None:
+    """Turns that recur from the first step and drift from the 30th: the test runs beyond that."""
+    said = verdict(seen(55, lambda s: Of(loop=2, loop_drift=growing(s, 30))))
+    assert said.name == "repeated_negative_turns"
+    assert said.account.since is not None
+    assert 28 <= said.account.since <= 34
+    assert steps_of(said) == said.account.since + 20
+
+
+def test_held_out_loss_from_the_start() -> None:
+    """Step 0 is a step: the best evaluation was that of the untrained model."""
+    said = verdict(seen(60, evals={0: held_out(1.0), 30: held_out(0.5), 60: held_out(0.0)}))
+    assert said.name == "overfitting"
+    assert said.account.since == 0
+    assert steps_of(said) == 20
+
+
+def test_nothing_is_trained_since() -> None:
+    """Told are the first step without a gradient, and a test that has that step."""
+    metrics = {s: {"trainer/grad_norm": 0.3 if s < 15 else 0.0} for s in range(1, 31)}
+    said = verdict(seen(30, metrics=metrics))
+    assert said.name == "nothing_trained"
+    assert said.account.since == 15
+    assert steps_of(said) == 18
+
+
+def test_last_step_untrained() -> None:
+    """Of a run that goes on the newest step has no log-probs yet: the guilty turns stay first."""
+    make = {
+        trained: seen(
+            30,
+            lambda s, end=30 - (not trained): Of(
+                loop=2, loop_drift=growing(s, 10), scored=s <= end
+            ),
+        )
+        for trained in (True, False)
+    }
+    for found in make.values():
+        assert found.families[0].near_cap_share == 1
+        assert verdict(found).name == "repeated_negative_turns"
+
+
+@pytest.mark.parametrize("scored", [0, 1, 13])
+def test_too_few_scores_to_be_healthy(scored: int) -> None:
+    said = verdict(seen(30, lambda s: Of(scored=s > 30 - scored)))
+    assert said.name == "undetermined"
+    assert "log-probs of both sides" in said.sentence
+
+
+def test_too_few_steps_to_see_growth() -> None:
+    assert verdict(seen(13)).name == "undetermined"
+    assert verdict(seen(14)).name == "healthy"
+
+
+def test_a_run_that_learns() -> None:
+    """Entropy falls and groups come to agree because tasks are solved: neither is a collapse."""
+    entropy = {s: 0.5 * 0.93 ** max(0, s - 12) for s in range(1, 61)}
+    learning = (0.0,) * 4 + (0.0, 1.0, 1.0, 1.0)
+    found = seen(40, lambda s: Of(entropy=entropy[s], rewards=learning if s < 20 else SPLIT))
+    said = verdict(found)
+    assert "entropy" in found.measures.open
+    assert said.name == "healthy", said.sentence
+    assert "entropy" in said.sentence
+    found = seen(60, lambda s: Of(entropy=entropy[s], rewards=SPLIT if s < 40 else SOLVED))
+    assert verdict(found).name == "saturation"
+    found = seen(60, lambda s: Of(entropy=entropy[s]))
+    assert verdict(found).name == "entropy_collapse"
+
+
+def test_evaluations_outside_the_steps() -> None:
+    """--step 1:20 is judged by what was known then."""
+    evals = {at: held_out(float(at < 40)) for at in (0, 20, 40)}
+    run = made_up(40, evals=evals)
+    assert verdict(examine(run)).name == "overfitting"
+    early = examine(run, range(1, 21))
+    assert sorted(early.about.evals) == [0, 20]
+    assert verdict(early).name == "healthy"
+    assert sorted(examine(run, range(21, 41)).about.evals) == [20, 40]
+
+
+def test_one_evaluation_tells_nothing() -> None:
+    said = verdict(seen(40, evals={0: held_out(1.0)}))
+    assert any("two evaluations" in one for one in said.unknown)
+    assert said.confidence == "likely"
+
+
+@pytest.mark.parametrize("loops", [1, 3])
+def test_cap_of_a_foreign_run(loops: int) -> None:
+    """Some longest turns of one length show it; one alone does not."""
+    run: MadeUp = made_up(1, lambda s: Of(loop=loops), known=False)
+    found = examine(run)
+    assert found.measures.cap == (CAP if loops > 2 else np.inf)
+    assert found.measures.series[1]["giant_turns"] == (loops if loops > 2 else 0)
+
+
+def steps_of(said: Verdict) -> int:
+    assert said.experiment is not None
+    return int(said.experiment.command.rpartition("steps=")[2].split()[0])
