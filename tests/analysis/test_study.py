@@ -69,7 +69,7 @@ def test_the_arm_with_the_planted_effect_is_named() -> None:
     assert np.exp(found["lag0"].interval.mean) == pytest.approx(0.1, rel=0.1)
     expected = Claim("It drives it.", "lag0", "steps", "lower")
     assert judge(expected, found["lag0"]) == "reproduced"
-    assert judge(expected, found["icepop"]) == "contradicted"
+    assert judge(expected, found["icepop"]) == "contradicted: same"
     assert judge(expected, None) == "can't be told"
 
 
@@ -81,6 +81,16 @@ def test_without_any_effect_nothing_is_named() -> None:
     found = effects(study, noisy, "steps", PRIMARY)
     assert matters_most(study, found).startswith("Can't be told")
     assert found["lag0"].verdict == "can't be told"
+
+
+def test_a_verdict_does_not_hang_on_how_much_has_run() -> None:
+    """What is told of an arm is told alike when the others have run."""
+    others = {f"arm{number}": [f"optim.lr={number}e-4"] for number in range(1, 9)}
+    study = plan(lag0=["rollout.lag=0"], **others)
+    some = runs(base=0.2, lag0=0.18)
+    whole = some | {arm: runs(arm=0.2 + int(arm[3:]) / 100)["arm"] for arm in others}
+    alone, late = (effects(study, each, "steps", PRIMARY)["lag0"] for each in (some, whole))
+    assert alone.adjusted == late.adjusted and alone.verdict == late.verdict
 
 
 def test_two_changes_as_large_as_each_other_are_not_told_apart() -> None:

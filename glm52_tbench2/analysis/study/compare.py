@@ -1,7 +1,8 @@
 """Arms against the base: differences paired by seed, at equal steps and at equal visits a task.
 
 Each interval is Student's t over seeds. With many arms some 95 % intervals leave out 0 by chance;
-a verdict is therefore taken from an interval at 1 - 0.05 / (arms compared), Bonferroni's.
+a verdict is therefore taken from an interval at 1 - 0.05 / (arms of the plan), Bonferroni's: of all
+arms from the first run on, so that no verdict is lost to a later arm.
 """
 
 import math
@@ -78,7 +79,7 @@ class Effect:
     interval: Interval | None
     """95 %."""
     adjusted: Interval | None
-    """The same at the level that reckons with all arms compared."""
+    """The same at the level that reckons with all arms of the plan."""
 
     @property
     def verdict(self) -> str:
@@ -117,7 +118,7 @@ def effects(plan: Plan, runs: Runs, clock: str, outcome: Outcome) -> dict[str, E
         }
         if pairs:
             found[arm] = pairs
-    level = 1 - (1 - CONFIDENCE) / max(1, len(found))
+    level = 1 - (1 - CONFIDENCE) / plan.num_compared
     return {
         arm: Effect(
             arm,
@@ -154,7 +155,7 @@ def matters_most(plan: Plan, found: Mapping[str, Effect]) -> str:
     if not clear:
         return (
             "Can't be told: of no single change does the interval, widened for "
-            f"{len(found)} comparisons, leave out that it has no effect."
+            f"{plan.num_compared} comparisons, leave out that it has no effect."
         )
     top, others = clear[0], [e for e in single if e is not clear[0]]
     rivals = [plan.arms[e.arm].title for e in others if not _surely_larger(top, e)]
@@ -178,10 +179,12 @@ def _surely_larger(one: Effect, other: Effect) -> bool:
 
 
 def judge(claim: Claim, effect: Effect | None) -> str:
-    """reproduced, contradicted or "can't be told"."""
+    """reproduced, contradicted and by what, or "can't be told"."""
     if effect is None or effect.verdict == "can't be told":
         return "can't be told"
-    return "reproduced" if effect.verdict == claim.expect else "contradicted"
+    if effect.verdict == claim.expect:
+        return "reproduced"
+    return f"contradicted: {effect.verdict}"
 
 
 def onsets(plan: Plan, runs: Sequence[Measures]) -> str:

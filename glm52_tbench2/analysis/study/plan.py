@@ -74,6 +74,11 @@ class Plan:
     arms: dict[str, Arm] = MISSING
     quick: Quick | None = None
 
+    @property
+    def num_compared(self) -> int:
+        """Arms that are compared with the base."""
+        return max(1, len(self.arms) - 1)
+
     def steps_of(self, arm: str) -> int:
         return self.arms[arm].steps or self.steps
 

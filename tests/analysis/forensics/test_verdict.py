@@ -48,7 +48,7 @@ def test_published_divergence(planted: Planted) -> None:
     assert said.confidence == "very likely"
     failing = {"adaptive-rejection-sampler", "bn-fit-modify"}
     assert set(said.account.tasks) == failing
-    # Told once the drift is clearly above its beginning, at 16 % a step.
+    # Told once the drift is clearly above its beginning, at 15 % a step.
     assert said.account.since in range(ONSET, ONSET + 4)
     assert all(re.fullmatch(r"0000\d\d-[01]-\d turn \d+", turn) for turn in said.account.turns)
     assert len(found.families) == 2
