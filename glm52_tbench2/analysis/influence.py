@@ -2,23 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow.compute as pc
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..rollout.batch import (
-    BatchError,
-    CorruptBatchError,
-    ForeignBatchError,
-    batch_path,
-    read_info,
-)
 from .run_files import RunFiles
 from .terminal import print_line, print_table
 
@@ -43,6 +35,16 @@ SCHEMA = pa.schema(
     ]
 )
 """A row a part of the update and turn of the next step; docs/forensics.md tells the columns."""
+_ALWAYS = (
+    "part",
+    "content_sample",
+    "content_task",
+    "content_turn",
+    "content_tokens",
+    "content_near_cap",
+    "change",
+)
+"""Columns that every row has a value of."""
 
 
 @dataclass(frozen=True)
@@ -82,11 +84,13 @@ def influences(run: RunFiles, step: int) -> Apart | None:
     """A step's update; None, with a warning where there is a file, if it was not taken apart."""
     if step not in run.steps(KIND):
         return None
-    try:
-        rows = _rows(batch_path(run.path, KIND, step), run.identity.get("hash"), step)
-    except BatchError as error:
-        run.warn(f"{error}; left out")
+    table = run.table(KIND, step)
+    if table is None:
         return None
+    if wrong := _wrong(table):
+        run.warn(f"{KIND}/step_{step:06d}.parquet {wrong}; left out")
+        return None
+    rows: list[Row] = table.to_pylist()
     parts: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         parts.setdefault((row["part"], row["task"], row["sign"], row["near_cap"]), []).append(row)
@@ -94,21 +98,17 @@ def influences(run: RunFiles, step: int) -> Apart | None:
     return Apart(sorted(found, key=lambda one: (one.part != WHOLE, -_size(one))), _explained(rows))
 
 
-def _rows(path: Path, identity: str | None, step: int) -> list[Row]:
-    """Raises BatchError for a file that is damaged, of another run, step or schema."""
-    info = read_info(path)
-    if (info.identity, info.step) != (identity, step):
-        raise ForeignBatchError(f"{path} is of step {info.step} of the run {info.identity}")
-    try:
-        table = pq.read_table(path, page_checksum_verification=True)
-    except (pa.ArrowException, OSError) as error:
-        raise CorruptBatchError(f"{path} is damaged: {str(error).splitlines()[0]}") from error
+def _wrong(table: pa.Table) -> str | None:
+    """Why a table tells nothing; None where it does."""
     if not table.schema.equals(SCHEMA):
-        raise ForeignBatchError(f"{path} has other columns than this code writes")
-    rows: list[Row] = table.to_pylist()
-    if not any(row["part"] == WHOLE for row in rows):
-        raise CorruptBatchError(f"{path} does not tell of the whole update")
-    return rows
+        return "has other columns than this code writes"
+    if nulls := [name for name in _ALWAYS if table[name].null_count]:
+        return f"lacks {', '.join(nulls)} of some rows"
+    if WHOLE not in table["part"].to_pylist():
+        return "does not tell of the whole update"
+    if pc.min(table["content_tokens"]).as_py() < 1:
+        return "tells of turns without tokens"
+    return None
 
 
 def _explained(rows: Sequence[Row]) -> float:

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ..config import metrics_log, recorded_config
+from ..config.files import SCHEMA_VERSION
 from ..config.schema import RunConfig
 
 IDENTITY_FILE = "identity.json"
@@ -65,6 +66,16 @@ class RunFiles:
             for source, steps in self.records.items()
         }
 
+    @cached_property
+    def trainer(self) -> dict[int, dict[str, float]]:
+        """Step -> the trainer's metrics, each of its newest definition alone, as :meth:`series`."""
+        found: dict[int, dict[str, float]] = {}
+        records = self.records.get("trainer", {}).values()
+        for name in dict.fromkeys(name for record in records for name in record.metrics):
+            for step, value in self.series(name).items():
+                found.setdefault(step, {})[name] = value
+        return found
+
     def definition(self, name: str) -> int | None:
         """Version of a metric's definition, the newest in the run; None where it is not there."""
         versions = (record.definition(name) for _, record in self._having(name))
@@ -90,7 +101,7 @@ class RunFiles:
     def _having(self, name: str) -> Iterator[tuple[int, metrics_log.Record]]:
         for steps in self.records.values():
             for step, record in steps.items():
-                if record.metrics.get(name) is not None:
+                if name in record.metrics:
                     yield step, record
 
     @property
@@ -102,8 +113,12 @@ class RunFiles:
             return "stopped"
         beat = self._json(HEARTBEAT_FILE, "whether the run is alive is unknown")
         alive = beat.get("phase") in ("starting", "running", "stopping")
+        at = beat.get("time")
+        if beat and not isinstance(at, int | float):
+            self.warn(f"{HEARTBEAT_FILE} has no time, so whether the run is alive is unknown")
+            return "stopped"
         # Either way: a clock may be set back.
-        recent = abs(time.time() - beat.get("time", 0.0)) < HEARTBEAT_LOST_S
+        recent = abs(time.time() - (at or 0.0)) < HEARTBEAT_LOST_S
         return "running" if alive and recent else "stopped"
 
     def events(self) -> list[tuple[str, str]]:
@@ -132,7 +147,7 @@ class RunFiles:
         """
         if not self._file(kind, step).exists():
             return {}
-        table = self._table(kind, step, names)
+        table = self.table(kind, step, names)
         if table is None:
             return {}
         return {name: _values(table[name].combine_chunks()) for name in table.column_names}
@@ -156,26 +171,32 @@ class RunFiles:
         """What the driver noted beside the rows, as samples dropped by reason; {} if nothing."""
         try:
             metadata = pq.read_metadata(self._file(kind, step)).metadata or {}
-            return json.loads(metadata.get(b"stats", b"{}"))
+            found = json.loads(metadata.get(b"stats", b"{}"))
+            return found if isinstance(found, dict) else {}
         except (OSError, pa.ArrowException, ValueError):
             return {}
 
     def _read(
         self, kind: str, step: int, columns: Sequence[str] | None, filters: list[Any] | None
     ) -> list[Row]:
-        table = self._table(kind, step, columns, filters)
+        table = self.table(kind, step, columns, filters)
         return [] if table is None else table.to_pylist()
 
-    def _table(
+    def table(
         self,
         kind: str,
         step: int,
-        columns: Sequence[str] | None,
+        columns: Sequence[str] | None = None,
         filters: list[Any] | None = None,
     ) -> pa.Table | None:
+        """A step file with those of `columns`, by default all, that it has.
+
+        None, with a warning, where it is damaged, or of another schema version, run or step.
+        """
         path = self._file(kind, step)
         try:
             with pq.ParquetFile(path, page_checksum_verification=True) as file:
+                self._check(file.schema_arrow.metadata or {}, step)
                 known = file.schema_arrow.names
                 wanted = known if columns is None else [name for name in columns if name in known]
                 if filters is None:  # read_table imports pandas, which takes longer than all files
@@ -183,10 +204,21 @@ class RunFiles:
             return pq.read_table(
                 path, columns=wanted, filters=filters, page_checksum_verification=True
             )
-        except (OSError, pa.ArrowException) as error:
-            reason = str(error).splitlines()[0]
+        except (OSError, pa.ArrowException, ValueError) as error:  # names that are no UTF-8
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
             self.warn(f"{path.relative_to(self.path)} is not readable and left out: {reason}")
             return None
+
+    def _check(self, metadata: dict[bytes, bytes], step: int) -> None:
+        """Raises ValueError for a step file of another schema version, run or step."""
+        for name, expected in (
+            ("schema_version", SCHEMA_VERSION),
+            ("identity", self.identity.get("hash")),
+            ("step", str(step)),
+        ):
+            told = metadata.get(name.encode(), b"none").decode()
+            if expected is not None and told != expected:
+                raise ValueError(f"its {name.replace('_', ' ')} is {told}, not {expected}")
 
     def _file(self, kind: str, step: int) -> Path:
         return self.path / kind / f"step_{step:06d}.parquet"

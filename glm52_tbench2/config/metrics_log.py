@@ -44,7 +44,9 @@ def append(run_dir: Path, step: int, source: str, metrics: Mapping[str, float]) 
 
 
 def records(run_dir: Path) -> dict[str, dict[int, Record]]:
-    """source -> step -> the last record of each; a line that is no record is left out."""
+    """source -> step -> the last record of each; a line that is no record is left out, as is a
+    metric that is no number.
+    """
     path = run_dir / "metrics.jsonl"
     found: dict[str, dict[int, Record]] = {}
     if not path.exists():
@@ -52,7 +54,13 @@ def records(run_dir: Path) -> dict[str, dict[int, Record]]:
     for line in path.read_text(errors="replace").splitlines():
         try:
             read = json.loads(line)
-            record = Record(dict(read["metrics"]), read.get("definitions", {}), float(read["time"]))
+            metrics = {
+                name: value
+                for name, value in dict(read["metrics"]).items()
+                if isinstance(value, int | float)
+            }
+            definitions = dict(read.get("definitions") or {})
+            record = Record(metrics, definitions, float(read["time"]))
             source, step = str(read["source"]), int(read["step"])
         except (ValueError, KeyError, TypeError):
             continue

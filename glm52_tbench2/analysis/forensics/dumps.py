@@ -3,23 +3,24 @@
 Nothing in a file is executed: what is not tensors, arrays and plain values is refused.
 """
 
-import hashlib
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .dump_rows import Malformed, Sample, items, joined, keep, same, sample, task
 from .source import About, Step, spans
 
 _ROLLOUT = re.compile(r"(?:.*[^0-9])?(\d+)\.pt")
 _TRAIN = re.compile(r"(\d+)(?:_\d+)?\.pt")
-_TASK_KEYS = ("task_id", "task", "task_name", "instance_id")
 _REWARD_KEYS = ("score", "reward", "acc")
+_LISTED = 5
+"""Rows that a warning names."""
 
 
 def is_dump(path: Path) -> bool:
@@ -42,75 +43,120 @@ class DumpSource:
         evals: dict[int, dict[str, list[float]]] = {}
         for path in sorted(_folder(self.path).glob("*eval_*.pt")):
             match = _ROLLOUT.fullmatch(path.name)
-            for row in self._samples(path) if match else ():
+            for row in self._rows(path) if match else ():
+                if not isinstance(row, dict):
+                    continue
                 found = evals.setdefault(int(match[1]) if match else 0, {})
                 if np.isfinite(reward := self._reward(row)):
-                    found.setdefault(_task(row), []).append(reward)
+                    found.setdefault(task(row), []).append(reward)
         return About(self.path.resolve().name, "dumps of slime or miles", None, evals=dict(evals))
 
     def steps(self) -> list[int]:
         """As of :class:`.source.Source`."""
-        return sorted(_rollouts(self.path))
+        return sorted(self._files)
 
     def size(self) -> int:
         """As of :class:`.source.Source`."""
-        files = [*_rollouts(self.path).values(), *(self.path / "train_data").glob("*.pt")]
+        files = [*self._files.values(), *(self.path / "train_data").glob("*.pt")]
         return sum(file.stat().st_size for file in files)
 
     def read(self, step: int, tokens_only: bool = False) -> Step | None:
         """As of :class:`.source.Source`."""
-        path = _rollouts(self.path)[step]
-        rows = [row for row in self._samples(path) if self._usable(path, row)]
-        if not rows:
+        samples = self._samples(self._files[step])
+        if not samples:
+            self._warn(f"{self._name(self._files[step])} has no sample that can be read")
             return None
-        lengths = [len(row["tokens"]) for row in rows]
-        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        mask = np.concatenate([_mask(row) for row in rows])
-        rewards = np.array([self._reward(row) for row in rows])
-        groups = [str(row.get("group_index", place)) for place, row in enumerate(rows)]
-        trained = {} if tokens_only else self._trained(step, rows)
+        offsets = np.append(0, np.cumsum([len(one.tokens) for one in samples]))
+        mask = np.concatenate([one.whole(one.said, False) for one in samples])
+        rewards = np.array([self._reward(one.row) for one in samples])
+        groups = self._groups(samples)
+        trained = {} if tokens_only else self._trained(step, samples)
         advantages = trained.get("advantages")
-        if advantages is None:
+        if advantages is None and groups is not None:
             advantages = self._centred(rewards, groups)
-        known = [row.get("status") for row in rows]
+        known = [one.row.get("status") for one in samples]
+        named = any(isinstance(one, str) for one in known)
         return Step(
             step=step,
             sample_ids=[
-                f"{step}-{groups[place]}-{row.get('index', place)}"
-                for place, row in enumerate(rows)
+                "-".join(
+                    str(part)
+                    for part in (step, one.group, one.place if one.index is None else one.index)
+                    if part is not None
+                )
+                for one in samples
             ],
-            tasks=[_task(row) for row in rows],
+            tasks=[task(one.row) for one in samples],
             groups=groups,
             rewards=rewards,
             advantages=advantages,
-            truncated=np.array([one == "truncated" for one in known]) if any(known) else None,
+            truncated=np.array([one == "truncated" for one in known]) if named else None,
             offsets=offsets,
-            tokens=np.concatenate([np.asarray(row["tokens"], np.int64) for row in rows]),
+            tokens=np.concatenate([one.tokens for one in samples]),
             mask=mask,
-            rollout=None if tokens_only else self._joined(rows, "rollout_log_probs"),
+            rollout=None if tokens_only else joined(samples, [one.logps for one in samples]),
             trainer=trained.get("log_probs"),
             entropy=None,
-            versions=None if tokens_only else self._versions(rows, mask, offsets),
+            versions=None if tokens_only else self._versions(samples, mask, offsets),
             version=None,
         )
 
-    def _samples(self, path: Path) -> list[dict[str, Any]]:
+    @cached_property
+    def _files(self) -> dict[int, Path]:
+        return _rollouts(self.path)
+
+    @cached_property
+    def _train_files(self) -> dict[int, list[str]]:
+        """Rollout id -> names, which other processes are handed faster than paths."""
+        found: dict[int, list[str]] = {}
+        for path in (self.path / "train_data").glob("*.pt"):
+            if match := _TRAIN.fullmatch(path.name):
+                found.setdefault(int(match[1]), []).append(path.name)
+        return found
+
+    def _rows(self, path: Path) -> list[Any]:
         found = self._load(path)
         rows = found.get("samples") if isinstance(found, dict) else None
         if found is not None and not isinstance(rows, list):
-            self._warn(f"{path.name} holds no samples; left out")
-        return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+            self._warn(f"{self._name(path)} holds no samples; left out")
+        return rows if isinstance(rows, list) else []
 
-    def _usable(self, path: Path, row: dict[str, Any]) -> bool:
-        missing = [name for name in ("tokens", "response_length") if row.get(name) is None]
-        if missing:
-            self._warn(f"{path.name}: samples lack {', '.join(missing)}; they are left out")
-            return False
-        size = int(row["response_length"])
-        if not 0 < size <= len(row["tokens"]) or _length(row.get("loss_mask"), size) != size:
-            self._warn(f"{path.name}: samples contradict their response_length; they are left out")
-            return False
-        return True
+    def _samples(self, path: Path) -> list[Sample]:
+        found: list[Sample] = []
+        lost: dict[str, list[int]] = {}
+        for place, row in enumerate(self._rows(path)):
+            try:
+                found.append(sample(place, row))
+            except Malformed as error:
+                lost.setdefault(f"{error}; they are left out", []).append(place)
+                continue
+            if row.get("rollout_log_probs") is None:
+                self._warn("rollout_log_probs is missing in samples")
+            elif found[-1].logps is None:
+                told = "have other rollout_log_probs than one a token of the response"
+                lost.setdefault(f"{told}; these are left out", []).append(place)
+        self._tell(path, lost)
+        return found
+
+    def _tell(self, path: Path, lost: dict[str, list[int]]) -> None:
+        """Warns of rows of a file, by what is wrong with them."""
+        for why, places in lost.items():
+            rows = ", ".join(map(str, places[:_LISTED]))
+            more = f" and {len(places) - _LISTED} more" if len(places) > _LISTED else ""
+            self._warn(f"{self._name(path)}: samples {rows}{more} {why}")
+
+    def _groups(self, samples: list[Sample]) -> list[str] | None:
+        groups = [one.group for one in samples if one.group is not None]
+        if len(groups) == len(samples):
+            return groups
+        self._warn(
+            "group_index is missing in samples: which of them share a baseline is not known there, "
+            "nor are groups without signal, nor advantages that are in no train dump."
+        )
+        return None
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self.path).as_posix()
 
     def _load(self, path: Path) -> Any:
         """What a file holds; None, with a warning, where it is not whole or not plain."""
@@ -125,55 +171,51 @@ class DumpSource:
         except Exception as error:  # a damaged pickle can raise anything
             refused = re.search(r"Unsupported (?:global|operand|class)[^\n]*", str(error))
             reason = refused[0] if refused else (str(error).splitlines() or [repr(error)])[0]
-            self._warn(f"{path.name} is not readable without running it, or cut: {reason[:160]}")
+            self._warn(
+                f"{self._name(path)} is not readable without running it, or cut: {reason[:160]}"
+            )
             return None
 
-    def _trained(self, step: int, rows: list[dict[str, Any]]) -> dict[str, NDArray[Any]]:
+    def _trained(self, step: int, samples: list[Sample]) -> dict[str, NDArray[Any] | None]:
         """log_probs [N] and advantages [S] of the train dumps; NaN for samples not in them."""
-        by_index = {row.get("index"): place for place, row in enumerate(rows)}
-        by_tokens = {_bytes(row["tokens"]): place for place, row in enumerate(rows)}
-        scores: dict[int, Any] = {}
-        pushed: dict[int, float] = {}
-        for path in sorted((self.path / "train_data").glob("*.pt")):
-            match = _TRAIN.fullmatch(path.name)
-            if match is None or int(match[1]) != step:
-                continue
-            found = self._load(path)
-            data = found.get("rollout_data") if isinstance(found, dict) else None
-            if not isinstance(data, Mapping):
-                continue
-            indices = data.get("sample_indices")
-            for i in range(len(data.get("tokens", []))):
-                place = (
-                    by_index.get(int(indices[i]))
-                    if indices is not None
-                    else by_tokens.get(_bytes(data["tokens"][i]))
-                )
-                if place is None:
-                    continue
-                said = _mask(rows[place])[-int(rows[place]["response_length"]) :]
-                for name in ("log_probs", "advantages"):
-                    if name not in data:
-                        self._warn(f"train_data: {name} is missing")
-                        continue
-                    values = _floats(data[name][i])
-                    if len(values) != len(said):
-                        self._warn(
-                            f"train_data: {name} and responses differ in length, as of ranks that "
-                            "share a sequence; left out"
-                        )
-                    elif name == "log_probs":
-                        scores[place] = values
-                    elif said.any():
-                        pushed[place] = float(values[said].mean())
-        result: dict[str, NDArray[Any]] = {}
-        if scores:
-            result["log_probs"] = np.concatenate(
-                [_padded(scores.get(place), row) for place, row in enumerate(rows)]
-            )
-        if pushed:
-            result["advantages"] = np.array([pushed.get(i, np.nan) for i in range(len(rows))])
-        return result
+        known: dict[int | bytes, list[Sample]] = {}
+        for one in samples:
+            known.setdefault(one.tokens.tobytes(), []).append(one)
+            if one.index is not None:
+                known.setdefault(one.index, []).append(one)
+        kept: dict[str, dict[int, NDArray[np.float32]]] = {"log_probs": {}, "advantages": {}}
+        for name in sorted(self._train_files.get(step, [])):
+            path = self.path / "train_data" / name
+            columns = self._columns(path)
+            lost: dict[str, list[int]] = {}
+            for row in range(max(map(len, columns.values()), default=0)):
+                item = {key: (rows[row : row + 1] or [None])[0] for key, rows in columns.items()}
+                for one in keep(kept, item, same(known, item)):
+                    lost.setdefault(f"{one}; left out", []).append(row)
+            self._tell(path, lost)
+        scores, pushed = kept["log_probs"], kept["advantages"]
+        means = [
+            pushed[one.place][one.said].mean() if one.place in pushed and one.said.any() else np.nan
+            for one in samples
+        ]
+        return {
+            "log_probs": joined(samples, [scores.get(one.place) for one in samples]),
+            "advantages": np.array(means) if np.isfinite(means).any() else None,
+        }
+
+    def _columns(self, path: Path) -> dict[str, list[Any]]:
+        """The columns that are read of a train dump, a value a sample; {} with a warning."""
+        found = self._load(path)
+        data = found.get("rollout_data") if isinstance(found, dict) else None
+        if not isinstance(data, Mapping):
+            if found is not None:
+                self._warn(f"{self._name(path)} holds no rollout_data; left out")
+            return {}
+        for name in ("log_probs", "advantages"):
+            if name not in data:
+                self._warn(f"train_data: {name} is missing")
+        names = ("sample_indices", "tokens", "log_probs", "advantages")
+        return {name: items(data[name]) for name in names if name in data}
 
     def _centred(self, rewards: NDArray[Any], groups: list[str]) -> NDArray[Any] | None:
         if not np.isfinite(rewards).any():
@@ -187,36 +229,16 @@ class DumpSource:
             [r - rewards[names == g].mean() for r, g in zip(rewards, groups, strict=True)]
         )
 
-    def _joined(self, rows: list[dict[str, Any]], name: str) -> NDArray[np.float32] | None:
-        size = [int(row["response_length"]) for row in rows]
-        right = [
-            row.get(name) if _length(row.get(name), 0) == n else None
-            for row, n in zip(rows, size, strict=True)
-        ]
-        if any(one is None for one in right):
-            self._warn(f"{name} is missing in samples, or of another length than their responses")
-        if all(one is None for one in right):
-            return None
-        return np.concatenate(
-            [
-                _padded(None if one is None else _floats(one), row)
-                for one, row in zip(right, rows, strict=True)
-            ]
-        )
-
     def _versions(
-        self, rows: list[dict[str, Any]], mask: NDArray[np.bool_], offsets: NDArray[np.int64]
+        self, samples: list[Sample], mask: NDArray[np.bool_], offsets: NDArray[np.int64]
     ) -> NDArray[np.int64] | None:
         """[N]; a version a call of the engine: that of the turn, where there are as many."""
         versions = np.full(len(mask), -1, np.int64)
         starts, ends = spans(mask, offsets)
         owner = np.searchsorted(offsets, starts, side="right") - 1
-        for place, row in enumerate(rows):
-            try:
-                calls = [int(one) for one in row.get("weight_versions") or []]
-            except (TypeError, ValueError):
-                calls = []
+        for place, one in enumerate(samples):
             turns = np.flatnonzero(owner == place)
+            calls = one.versions
             if len(set(calls)) == 1:
                 calls = calls[:1] * len(turns)
             if len(calls) != len(turns):
@@ -248,44 +270,3 @@ def _rollouts(path: Path) -> dict[int, Path]:
     """Rollout id -> its file."""
     files = {file: _ROLLOUT.fullmatch(file.name) for file in _folder(path).glob("*.pt")}
     return {int(m[1]): file for file, m in files.items() if m and "eval_" not in file.name}
-
-
-def _length(values: Any, otherwise: int) -> int:
-    return otherwise if values is None else len(values)
-
-
-def _mask(row: dict[str, Any]) -> NDArray[np.bool_]:
-    """[T] True on generated tokens; without a loss_mask the whole response is."""
-    size = int(row["response_length"])
-    mask = np.zeros(len(row["tokens"]), bool)
-    mask[-size:] = True if row.get("loss_mask") is None else np.asarray(row["loss_mask"], bool)
-    return mask
-
-
-def _padded(values: NDArray[np.float32] | None, row: dict[str, Any]) -> NDArray[np.float32]:
-    """[T] from those of the response; NaN elsewhere."""
-    found = np.full(len(row["tokens"]), np.nan, np.float32)
-    if values is not None:
-        found[len(found) - len(values) :] = values
-    return found
-
-
-def _floats(values: Any) -> NDArray[np.float32]:
-    if hasattr(values, "float"):  # a tensor, of bfloat16 too
-        values = values.float().numpy()
-    return np.asarray(values, np.float32)
-
-
-def _bytes(tokens: Any) -> bytes:
-    return np.asarray(tokens, np.int64).tobytes()
-
-
-def _task(row: dict[str, Any]) -> str:
-    """What the metadata call it, else a digest of the prompt, which is the same every time."""
-    metadata = row.get("metadata")
-    known = metadata if isinstance(metadata, dict) else {}
-    for key in _TASK_KEYS:
-        if known.get(key):
-            return str(known[key])
-    prompt = json.dumps(row.get("prompt", ""), sort_keys=True, default=str)
-    return f"prompt {hashlib.sha256(prompt.encode()).hexdigest()[:8]}"

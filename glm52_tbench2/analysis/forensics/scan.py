@@ -47,7 +47,7 @@ class Scan:
     step: int
     sample_ids: list[str]
     tasks: list[str]
-    groups: list[str]
+    groups: list[str] | None
     rewards: Floats
     """[S]"""
     advantages: Floats
@@ -69,6 +69,9 @@ class Scan:
     compared (tokens): [K] float64, those that the step has."""
     age: Floats | None = None
     """[K] version that trains minus version that generated it, mean of first and last token."""
+    aged_from_newest: bool = False
+    """Which version trains is not known, and the newest in the step is taken for it: ages are
+    differences alone, and no turn is known to be fresh."""
     digest: NDArray[np.uint64] | None = None
     """[K] equal for equal turns."""
     long: list[LongTurn] = field(default_factory=list)
@@ -107,6 +110,7 @@ def scan(step: Step, metrics_only: bool = False) -> Scan:
         length=ends - starts,
         start=starts - step.offsets[sample],
         age=_age(step, starts, ends),
+        aged_from_newest=step.version is None,
         sums={},
     )
     if len(starts):

@@ -6,11 +6,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ...config.files import SCHEMA_VERSION
 from ...config.paths import resolve
 from ...config.schema import RunConfig
 from ..influence import KIND, Apart, influences
@@ -19,8 +16,12 @@ from ..sentinel.files import rewards_at
 from ..stats import Rewards
 
 _SAMPLES = ("sample_id", "task_id", "reward", "advantage", "truncated")
-_TOKENS = ("tokens", "loss_mask", "rollout_logprobs", "weight_versions")
-_SCORES = ("trainer_logprobs", "entropy")
+_CONTENT = {"tokens": "i", "loss_mask": "b"}
+_SAID = {"rollout_logprobs": "f", "weight_versions": "i"}
+_SCORES = {"trainer_logprobs": "f", "entropy": "f"}
+"""Columns of a value a token, and the kind of numpy's that it is."""
+_VOCABULARY = 2**24
+"""No model has as many tokens."""
 Columns = dict[str, Sequence[Any]]
 
 
@@ -34,8 +35,8 @@ class Step:
     step: int
     sample_ids: list[str]
     tasks: list[str]
-    groups: list[str]
-    """Samples of one group share a baseline."""
+    groups: list[str] | None
+    """[S]; samples of one group share a baseline."""
     rewards: NDArray[np.floating]
     """[S]; NaN where there is none."""
     advantages: NDArray[np.floating] | None
@@ -57,7 +58,7 @@ class Step:
     versions: NDArray[np.integer] | None
     """[N] weight version that generated a token, read on generated tokens alone."""
     version: int | None
-    """The one that trains on the step; None: the newest in it."""
+    """The one that trains on the step."""
 
 
 @dataclass
@@ -70,7 +71,7 @@ class About:
     config: RunConfig | None
     """None: a foreign run, of which no knob is known."""
     metrics: dict[int, dict[str, float]] = field(default_factory=dict)
-    """Step -> what the trainer said of it."""
+    """Step -> what the trainer said of it, by the newest definition of each metric."""
     evals: dict[int, Rewards] = field(default_factory=dict)
     """Steps trained -> held-out task -> rewards."""
     tokenizer: Path | None = None
@@ -120,7 +121,7 @@ class RunSource:
             self.run.name,
             "run folder",
             config,
-            self.run.metrics.get("trainer", {}),
+            self.run.trainer,
             {
                 step: found
                 for step in self.run.steps("eval")
@@ -136,17 +137,20 @@ class RunSource:
 
     def read(self, step: int, tokens_only: bool = False) -> Step | None:
         """As of :class:`Source`."""
-        names = (*_SAMPLES, *_TOKENS[:2], *(() if tokens_only else _TOKENS[2:]))
-        found = self._columns("rollouts", step, names)
-        if not found or self._lacks("rollouts", step, found, (*_SAMPLES[:3], *_TOKENS[:2])):
+        wanted = _CONTENT if tokens_only else _CONTENT | _SAID
+        found = self.run.columns("rollouts", step, (*_SAMPLES, *wanted))
+        if not found or self._lacks("rollouts", step, found, (*_SAMPLES[:3], *_CONTENT)):
+            return None
+        if (wrong := _wrong(found)) is not None:
+            self.run.warn(f"rollouts/step_{step:06d}.parquet {wrong}; left out")
             return None
         scores = {} if tokens_only else self._scores(step, found)
         lengths = np.array([len(row) for row in found["tokens"]], np.int64)
         ids = list(found["sample_id"])
         joined = {
-            name: self._joined(step, name, found, lengths) for name in names if name in _TOKENS
+            name: self._joined(step, name, kind, found | scores, lengths)
+            for name, kind in (wanted | _SCORES).items()
         }
-        joined |= {name: self._joined(step, name, scores, lengths) for name in _SCORES}
         if joined["tokens"] is None or joined["loss_mask"] is None:
             return None
         return Step(
@@ -177,28 +181,13 @@ class RunSource:
 
     def _scores(self, step: int, samples: Columns) -> Columns:
         """The trainer's columns in the order of the samples; {} where they are of others."""
-        found = self._columns("train", step, ("sample_id", *_SCORES))
-        if not found or self._lacks("train", step, found, ("sample_id", _SCORES[0])):
+        found = self.run.columns("train", step, ("sample_id", *_SCORES))
+        if not found or self._lacks("train", step, found, ("sample_id", "trainer_logprobs")):
             return {}
         if found["sample_id"] != samples["sample_id"]:
             self.run.warn(f"train/step_{step:06d}.parquet is of other samples than its rollouts")
             return {}
         return found
-
-    def _columns(self, kind: str, step: int, names: tuple[str, ...]) -> Columns:
-        path = self.run.path / kind / f"step_{step:06d}.parquet"
-        try:
-            metadata = pq.read_metadata(path).metadata or {}
-            version = metadata.get(b"schema_version", b"none").decode()
-            if version != SCHEMA_VERSION:
-                self.run.warn(
-                    f"{kind}/{path.name} has schema version {version}, this reads "
-                    f"{SCHEMA_VERSION}; left out"
-                )
-                return {}
-        except (OSError, pa.ArrowException):
-            pass  # which columns() tells
-        return self.run.columns(kind, step, names)
 
     def _lacks(self, kind: str, step: int, found: Columns, names: tuple[str, ...]) -> bool:
         missing = [name for name in names if name not in found]
@@ -206,15 +195,38 @@ class RunSource:
             self.run.warn(f"{kind}/step_{step:06d}.parquet lacks {', '.join(missing)}; left out")
         return bool(missing)
 
-    def _joined(self, step: int, name: str, found: Columns, lengths: NDArray[np.int64]) -> Any:
+    def _joined(
+        self, step: int, name: str, kind: str, found: Columns, lengths: NDArray[np.int64]
+    ) -> Any:
         """The rows of a column one after another; None where it is missing or contradicts."""
         rows = found.get(name)
-        if not isinstance(rows, Rows):
+        if rows is None:
+            return None
+        if not isinstance(rows, Rows) or rows.flat.dtype.kind != kind:
+            self.run.warn(f"step {step}: {name} has tokens without a value; it is left out")
             return None
         if not np.array_equal(np.diff(rows.offsets), lengths):
             self.run.warn(f"step {step}: {name} and tokens differ in length; {name} is left out")
             return None
-        return rows.flat if len(rows) else None
+        return rows.flat
+
+
+def _wrong(found: Columns) -> str | None:
+    """Why a step's samples can't be told apart or read; None where they can."""
+    if not found["sample_id"]:
+        return "has no samples"
+    if nulls := [name for name in _SAMPLES[:2] if None in found[name]]:
+        return f"has samples without {', '.join(nulls)}"
+    tokens = found["tokens"]
+    if not isinstance(tokens, Rows) or not are_tokens(tokens.flat):
+        return "has tokens that are no token ids"
+    return None
+
+
+def are_tokens(ids: NDArray[Any]) -> bool:
+    """Whether numbers are token ids, one at least."""
+    known = ids.dtype.kind in "iu" and ids.size > 0
+    return bool(known and ids.min() >= 0 and ids.max() < _VOCABULARY)
 
 
 def _numbers(values: Sequence[Any]) -> NDArray[np.float64]:

@@ -1,6 +1,7 @@
 """What a run's folder holds for the sentinel, and what the sentinel has said."""
 
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -57,7 +58,12 @@ def facts_at(run: RunFiles, step: int) -> StepFacts | None:
         return kept
     samples = run.columns("rollouts", step, _COLUMNS)
     scores = run.trained(step)
-    if not samples or list(samples["sample_id"]) != list(scores):
+    if not samples:
+        return None
+    if missing := [name for name in _COLUMNS if name not in samples]:
+        run.warn(f"rollouts/step_{step:06d}.parquet lacks {', '.join(missing)}; left out")
+        return None
+    if list(samples["sample_id"]) != list(scores):
         return None
     rows = [
         SimpleNamespace(**dict(zip(samples, row, strict=True)))
@@ -65,14 +71,25 @@ def facts_at(run: RunFiles, step: int) -> StepFacts | None:
     ]
     for row in rows:
         row.turns = [SimpleNamespace(**turn) for turn in row.turns]
-    metrics = run.metrics.get("trainer", {}).get(step, {})
+    metrics = run.trainer.get(step, {})
     cap = run.config.rollout.max_turn_tokens
     return observe(step, rows, list(scores.values()), metrics, cap)
 
 
 def rewards_at(run: RunFiles, step: int) -> Rewards:
-    """Held-out task -> rewards, of the evaluation after `step` steps; {} if it is not readable."""
+    """Held-out task -> rewards, of the evaluation after `step` steps; {} if it is not readable.
+
+    What is no verdict on a task is left out, with a warning.
+    """
     found: dict[str, list[float]] = {}
-    for row in run.rows("eval", step, ("task_id", "reward")):
-        found.setdefault(row["task_id"], []).append(row["reward"])
+    rows = run.rows("eval", step, ("task_id", "reward"))
+    for row in rows:
+        task, reward = row.get("task_id"), row.get("reward")
+        if task is not None and isinstance(reward, int | float) and math.isfinite(reward):
+            found.setdefault(task, []).append(reward)
+    if lost := len(rows) - sum(map(len, found.values())):
+        run.warn(
+            f"eval/step_{step:06d}.parquet: {lost} of {len(rows)} samples have no task_id or no "
+            "reward; left out"
+        )
     return found
