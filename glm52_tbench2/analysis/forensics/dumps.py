@@ -190,8 +190,8 @@ class DumpSource:
             lost: dict[str, list[int]] = {}
             for row in range(max(map(len, columns.values()), default=0)):
                 item = {key: (rows[row : row + 1] or [None])[0] for key, rows in columns.items()}
-                for one in keep(kept, item, same(known, item)):
-                    lost.setdefault(f"{one}; left out", []).append(row)
+                for why in keep(kept, item, same(known, item)):
+                    lost.setdefault(f"{why}; left out", []).append(row)
             self._tell(path, lost)
         scores, pushed = kept["log_probs"], kept["advantages"]
         means = [

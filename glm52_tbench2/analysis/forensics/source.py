@@ -153,6 +153,9 @@ class RunSource:
         }
         if joined["tokens"] is None or joined["loss_mask"] is None:
             return None
+        if None in found.get("truncated", ()):
+            self.run.warn(f"step {step}: truncated has no value for some samples; it is left out")
+            del found["truncated"]
         return Step(
             step=step,
             sample_ids=ids,
@@ -220,6 +223,8 @@ def _wrong(found: Columns) -> str | None:
     tokens = found["tokens"]
     if not isinstance(tokens, Rows) or not are_tokens(tokens.flat):
         return "has tokens that are no token ids"
+    if not np.diff(tokens.offsets).all():
+        return "has samples without tokens"
     return None
 
 
