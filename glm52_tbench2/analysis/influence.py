@@ -102,10 +102,10 @@ def _wrong(table: pa.Table) -> str | None:
     """Why a table tells nothing; None where it does."""
     if not table.schema.equals(SCHEMA):
         return "has other columns than this code writes"
-    if nulls := [name for name in _ALWAYS if table[name].null_count]:
-        return f"lacks {', '.join(nulls)} of some rows"
     if WHOLE not in table["part"].to_pylist():
         return "does not tell of the whole update"
+    if nulls := [name for name in _ALWAYS if table[name].null_count]:
+        return f"lacks {', '.join(nulls)} of some rows"
     if pc.min(table["content_tokens"]).as_py() < 1:
         return "tells of turns without tokens"
     return None

@@ -84,6 +84,40 @@ def test_a_flipped_bit_is_damage_and_no_other_number(run_dir: Path) -> None:
     assert "rollouts/step_000002.parquet is not readable" in " ".join(run.warnings)
 
 
+def test_a_footer_whose_names_are_no_text_is_damage(run_dir: Path) -> None:
+    path = run_dir / "rollouts" / "step_000002.parquet"
+    path.write_bytes(path.read_bytes().replace(b"sample_id", b"s\xe1mple_id"))
+    run = RunFiles.open(run_dir)
+    assert run.columns("rollouts", 2, ["sample_id", "reward"]) == {}
+    assert "rollouts/step_000002.parquet is not readable" in run.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("schema_version", b"0", "its schema version is 0, not 1"),
+        ("schema_version", b"\xff", "not readable"),
+        ("step", b"1", "its step is 1, not 2"),
+        ("identity", b"other", "its identity is other"),
+        ("identity", None, "its identity is none"),
+    ],
+)
+def test_a_step_file_of_something_else_is_left_out_and_named(
+    run_dir: Path, name: str, value: bytes | None, told: str
+) -> None:
+    path = run_dir / "rollouts" / "step_000002.parquet"
+    table = pq.read_table(path)
+    about = {key: one for key, one in table.schema.metadata.items() if key != name.encode()}
+    about |= {} if value is None else {name.encode(): value}
+    pq.write_table(table.replace_schema_metadata(about), path)
+    run = RunFiles.open(run_dir)
+    assert run.rows("rollouts", 2, ["reward"]) == []
+    assert run.columns("rollouts", 2, ["reward"]) == {}
+    assert run.sample("rollouts", 2, "000002-0-0") is None
+    (warning,) = run.warnings
+    assert "rollouts/step_000002.parquet" in warning and told in warning
+
+
 def test_half_written_and_foreign_files_are_no_steps(run_dir: Path) -> None:
     (run_dir / "rollouts" / ".step_000003.parquet.12.tmp").write_bytes(b"PAR1")
     (run_dir / "rollouts" / "step_000003.parquet.corrupt").write_bytes(b"PAR1")
@@ -120,6 +154,24 @@ def test_a_series_never_mixes_two_definitions(
     assert run.warnings == [
         "2 steps of trainer/grad_norm follow an older definition of it and are left out"
     ]
+
+
+def test_the_trainers_metrics_are_those_of_the_newest_definitions(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(metrics_log.DEFINITIONS, "trainer/grad_norm", 2)
+    metrics_log.append(run_dir, 3, "trainer", {"trainer/grad_norm": 5.0, "trainer/loss": 1.0})
+    found = RunFiles.open(run_dir).trainer
+    assert [step for step in found if "trainer/grad_norm" in found[step]] == [3]
+    assert [step for step in found if "trainer/loss" in found[step]] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("value", [None, "high", [1.0]])
+def test_a_metric_that_is_no_number_is_not_there(run_dir: Path, value: object) -> None:
+    metrics_log.append(run_dir, 3, "trainer", {"trainer/entropy": value, "trainer/loss": 1.0})  # type: ignore[dict-item]
+    run = RunFiles.open(run_dir)
+    assert run.metrics["trainer"][3] == {"trainer/loss": 1.0}
+    assert list(run.series("trainer/entropy")) == [1, 2]
 
 
 def test_runs_of_two_definitions_are_not_compared(
@@ -159,6 +211,14 @@ def test_a_run_is_running_while_its_heart_beats(
     beat = {"phase": phase, "time": time.time() - age_s}
     (run_dir / "heartbeat.json").write_text(json.dumps(beat))
     assert RunFiles.open(run_dir).state == state
+
+
+@pytest.mark.parametrize("at", [None, "noon", []])
+def test_a_heart_without_a_time_tells_nothing(run_dir: Path, at: object) -> None:
+    (run_dir / "heartbeat.json").write_text(json.dumps({"phase": "running", "time": at}))
+    run = RunFiles.open(run_dir)
+    assert run.state == "stopped"
+    assert "heartbeat.json has no time" in run.warnings[0]
 
 
 def test_a_finished_run_says_so_whatever_its_heart_does(run_dir: Path) -> None:

@@ -71,35 +71,37 @@ def sample(place: int, row: Any) -> Sample:
     )
 
 
-def same(known: Mapping[int | bytes, list[Sample]], item: Mapping[str, Any]) -> list[Sample]:
-    """The samples that a row of a train dump tells of: by index, else by tokens."""
+def match(
+    known: Mapping[int | bytes, list[Sample]], item: Mapping[str, Any], matched: set[int]
+) -> Sample | None:
+    """The sample that a row of a train dump tells of: by index, else by tokens.
+
+    `known`: index, and bytes of tokens -> samples; `matched`: places of those that have a row.
+    """
     index, tokens = _integer(item.get("sample_indices")), _integers(item.get("tokens"))
     found = known.get(index, []) if index is not None else []
     if len(found) != 1:  # indices are not there, of another numbering, or not of one sample each
         found = known.get(tokens.tobytes(), []) if tokens is not None else []
-    return found
+        found = [one for one in found if one.place not in matched] or found
+    return found[0] if found else None
 
 
 def keep(
-    kept: Mapping[str, dict[int, NDArray[np.float32]]],
-    item: Mapping[str, Any],
-    samples: Sequence[Sample],
+    kept: Mapping[str, dict[int, NDArray[np.float32]]], item: Mapping[str, Any], sample: Sample
 ) -> list[str]:
-    """Files what a row of a train dump tells of its samples; why what is left out is."""
-    if not samples:
-        return ["are of no sample of the rollouts, by index or tokens"]
+    """Files what a row of a train dump tells of a sample; why what is left out is."""
     wrong = []
     for name in (name for name in kept if name in item):
         values = _floats(item[name])
         if values is None:
             wrong.append(f"have {name} that are not numbers, one a token")
-        elif len(values) != len(samples[0].said):
+        elif len(values) != len(sample.said):
             wrong.append(
                 f"have {name} of another length than their responses, as of ranks that share a "
                 "sequence"
             )
         else:
-            kept[name].update({one.place: values for one in samples})
+            kept[name][sample.place] = values
     return wrong
 
 

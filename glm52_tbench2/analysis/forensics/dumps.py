@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .dump_rows import Malformed, Sample, items, joined, keep, same, sample, task
+from .dump_rows import Malformed, Sample, items, joined, keep, match, sample, task
 from .source import About, Step, spans
 
 _ROLLOUT = re.compile(r"(?:.*[^0-9])?(\d+)\.pt")
@@ -183,6 +183,7 @@ class DumpSource:
             known.setdefault(one.tokens.tobytes(), []).append(one)
             if one.index is not None:
                 known.setdefault(one.index, []).append(one)
+        matched: set[int] = set()
         kept: dict[str, dict[int, NDArray[np.float32]]] = {"log_probs": {}, "advantages": {}}
         for name in sorted(self._train_files.get(step, [])):
             path = self.path / "train_data" / name
@@ -190,8 +191,13 @@ class DumpSource:
             lost: dict[str, list[int]] = {}
             for row in range(max(map(len, columns.values()), default=0)):
                 item = {key: (rows[row : row + 1] or [None])[0] for key, rows in columns.items()}
-                for why in keep(kept, item, same(known, item)):
-                    lost.setdefault(f"{why}; left out", []).append(row)
+                if (of := match(known, item, matched)) is None:
+                    why = ["are of no sample of the rollouts, by index or tokens"]
+                else:
+                    matched.add(of.place)
+                    why = keep(kept, item, of)
+                for reason in why:
+                    lost.setdefault(f"{reason}; left out", []).append(row)
             self._tell(path, lost)
         scores, pushed = kept["log_probs"], kept["advantages"]
         means = [

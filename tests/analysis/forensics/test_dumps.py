@@ -1,6 +1,7 @@
 """Dumps in the layouts of slime and miles, made here: read, and never run."""
 
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from glm52_tbench2.analysis.forensics.dumps import DumpSource, is_dump
 from glm52_tbench2.analysis.forensics.examine import examine
+from glm52_tbench2.analysis.forensics.scan import scan
 from glm52_tbench2.analysis.forensics.verdict import verdict
 
 PROMPT, SAID = 10, 120
@@ -127,6 +129,201 @@ def test_scores_of_shared_sequences_are_left_out(tmp_path: Path) -> None:
     step = source.read(0)
     assert step is not None and step.trainer is None
     assert any("share a sequence" in one for one in source.warnings)
+
+
+def changed(folder: Path, name: str, change: Callable[[Any], object]) -> DumpSource:
+    """With the samples of step 0, or its train dump, changed in place."""
+    path = folder / name
+    content = torch.load(path, weights_only=False)
+    change(content["samples" if "samples" in content else "rollout_data"])
+    torch.save(content, path)
+    return DumpSource(folder)
+
+
+@pytest.mark.parametrize("value", [None, "absent"])
+@pytest.mark.parametrize("with_training", [True, False])
+def test_unknown_groups_are_no_groups(
+    tmp_path: Path, value: str | None, with_training: bool
+) -> None:
+    """Neither is each sample one of its own, nor are all samples one; nor is A made of them."""
+
+    def ungroup(rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            row["group_index"] = None
+            if value == "absent":
+                del row["group_index"]
+
+    folder = saved(tmp_path, 1, with_training)
+    source = changed(folder, "rollout_data/0.pt", ungroup)
+    step = source.read(0)
+    assert step is not None and step.groups is None
+    assert (step.advantages is None) is (not with_training)
+    assert len(set(step.sample_ids)) == 8
+    (warning,) = source.warnings
+    assert "group_index is missing" in warning
+
+
+def test_no_token_is_known_to_be_of_the_newest_weights(tmp_path: Path) -> None:
+    step = DumpSource(saved(tmp_path, 1)).read(0)
+    assert step is not None
+    found = scan(step)
+    assert found.age is not None and found.aged_from_newest
+
+
+def _without_index(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        row.pop("index")
+
+
+def _all_one_index(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        row["index"] = 0
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("rollout_data/0.pt", _without_index),
+        ("rollout_data/0.pt", _all_one_index),
+        ("train_data/0_0.pt", lambda data: data.pop("sample_indices")),
+        ("train_data/0_0.pt", lambda data: data.update(sample_indices=[None] * 8)),
+        ("train_data/0_0.pt", lambda data: data.update(sample_indices=[0, 1])),
+        ("train_data/0_0.pt", lambda data: data.update(tokens=None)),
+        ("train_data/0_0.pt", lambda data: data.update(tokens=[5] * 8)),
+    ],
+)
+def test_both_dumps_are_joined_by_what_there_is(
+    tmp_path: Path, name: str, change: Callable[[Any], object]
+) -> None:
+    folder = saved(tmp_path, 1)
+    whole = DumpSource(folder).read(0)
+    source = changed(folder, name, change)
+    step = source.read(0)
+    assert whole is not None and step is not None
+    np.testing.assert_array_equal(step.trainer, whole.trainer)
+    np.testing.assert_array_equal(step.advantages, whole.advantages)
+    assert source.warnings == []
+
+
+def test_what_is_of_no_sample_is_named(tmp_path: Path) -> None:
+    def other(data: dict[str, Any]) -> None:
+        data["sample_indices"][2] = 900
+        data["tokens"][2] = torch.tensor([5, 6])
+
+    source = changed(saved(tmp_path, 1), "train_data/0_0.pt", other)
+    step = source.read(0)
+    assert step is not None and step.trainer is not None and step.advantages is not None
+    assert np.flatnonzero(np.isnan(step.advantages)).tolist() == [2]
+    (warning,) = source.warnings
+    assert warning.startswith("train_data/0_0.pt: samples 2 are of no sample of the rollouts")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("tokens", 5),
+        ("tokens", "text"),
+        ("tokens", [1.5] * 130),
+        ("tokens", [-1] * 130),
+        ("tokens", [2**40] * 130),
+        ("response_length", "abc"),
+        ("response_length", [1]),
+        ("loss_mask", 1),
+        ("loss_mask", ["a"] * SAID),
+    ],
+)
+def test_a_malformed_sample_is_left_out_and_named(tmp_path: Path, key: str, value: object) -> None:
+    source = changed(
+        saved(tmp_path, 1), "rollout_data/0.pt", lambda rows: rows[3].update({key: value})
+    )
+    step = source.read(0)
+    assert step is not None
+    assert [one.rpartition("-")[2] for one in step.sample_ids] == list("0124567")
+    assert step.trainer is not None and np.isfinite(step.trainer[step.mask]).all()
+    assert source.warnings[0].startswith("rollout_data/0.pt: samples 3 ")
+    scan(step)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("rollout_log_probs", 0.5, "samples 3 have other rollout_log_probs"),
+        ("rollout_log_probs", ["a"] * SAID, "samples 3 have other rollout_log_probs"),
+        ("rollout_log_probs", [[0.5]] * SAID, "samples 3 have other rollout_log_probs"),
+        ("weight_versions", 3, "staleness is unknown"),
+        ("weight_versions", [str(10**30)], "staleness is unknown"),
+        ("reward", "high", "no reward that is a number"),
+    ],
+)
+def test_a_malformed_field_is_unknown_and_its_sample_is_read(
+    tmp_path: Path, key: str, value: object, told: str
+) -> None:
+    source = changed(
+        saved(tmp_path, 1), "rollout_data/0.pt", lambda rows: rows[3].update({key: value})
+    )
+    step = source.read(0)
+    assert step is not None and len(step.sample_ids) == 8
+    assert told in source.warnings[0]
+    scan(step)
+
+
+@pytest.mark.parametrize(
+    ("key", "change", "lost"),
+    [
+        ("log_probs", lambda values: values[:5], [5, 6, 7]),
+        ("log_probs", lambda values: None, range(8)),
+        ("log_probs", lambda values: [*values[:7], torch.tensor(0.5)], [7]),
+        ("advantages", lambda values: [1.0] * 8, range(8)),
+        ("advantages", lambda values: [None, *values[1:]], [0]),
+    ],
+)
+def test_malformed_rows_of_a_train_dump(
+    tmp_path: Path, key: str, change: Callable[[Any], Any], lost: list[int]
+) -> None:
+    source = changed(
+        saved(tmp_path, 1), "train_data/0_0.pt", lambda data: data.update({key: change(data[key])})
+    )
+    step = source.read(0)
+    assert step is not None
+    told = [one for one in source.warnings if one.startswith("train_data/0_0.pt: samples ")]
+    assert len(told) == 1 and f"have {key} that are not numbers" in told[0]
+    kept = step.trainer if key == "log_probs" else step.advantages
+    if len(lost) == 8:  # A is then made of rewards
+        assert kept is None or key == "advantages"
+    else:
+        assert kept is not None
+        unknown = np.isnan(kept) if key == "advantages" else _unscored(step)
+        assert np.flatnonzero(unknown).tolist() == lost
+
+
+def _unscored(step: Any) -> Any:
+    missing = np.isnan(step.trainer) & step.mask
+    return np.add.reduceat(missing, step.offsets[:-1]) > 0
+
+
+def test_files_of_no_samples_are_named(tmp_path: Path) -> None:
+    folder = saved(tmp_path, 2)
+    torch.save({"samples": [3, "text"]}, folder / "rollout_data" / "0.pt")
+    torch.save({"other": 1}, folder / "train_data" / "1_0.pt")
+    source = DumpSource(folder)
+    assert source.read(0) is None
+    step = source.read(1)
+    assert step is not None and step.trainer is None
+    told = " ".join(source.warnings)
+    assert "rollout_data/0.pt has no sample that can be read" in told
+    assert "train_data/1_0.pt holds no rollout_data" in told
+
+
+def test_folders_are_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, listed, glob = DumpSource(saved(tmp_path, 4)), [], Path.glob
+
+    def noted(path: Path, pattern: str) -> Iterator[Path]:
+        listed.append(path.name)
+        return glob(path, pattern)
+
+    monkeypatch.setattr(Path, "glob", noted)
+    assert all(source.read(step) for step in source.steps())
+    assert sorted(listed) == ["rollout_data", "train_data"]
 
 
 class _Evil:
