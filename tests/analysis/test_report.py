@@ -205,7 +205,8 @@ def test_log_probs_that_equal_the_engines_are_called_suspicious(
 def test_a_change_that_may_be_chance_is_called_unclear(write_run: Callable[..., Path]) -> None:
     run_dir = write_run(2)
     source, copy = (run_dir / "eval" / f"step_{step:06d}.parquet" for step in (0, 2))
-    copy.write_bytes(source.read_bytes())
+    about = pq.read_schema(copy).metadata
+    pq.write_table(pq.read_table(source).replace_schema_metadata(about), copy)
     page = page_of(run_dir)
     assert "did not change clearly between step 0 and step 2: +0.000 [-" in html.unescape(page)
     assert "The interval of the held-out change holds 0" in notes(page)
@@ -303,8 +304,10 @@ def trained(run_dir: Path, tokenizer: Tokenizer) -> Path:
             for engine, mask in zip(rows["rollout_logprobs"], rows["loss_mask"], strict=True)
         ]
         (run_dir / "train").mkdir(exist_ok=True)
+        name = f"step_{step:06d}.parquet"
+        about = pq.read_schema(run_dir / "rollouts" / name).metadata
         table = pa.table({"sample_id": rows["sample_id"], "trainer_logprobs": scored})
-        pq.write_table(table, run_dir / f"train/step_{step:06d}.parquet")
+        pq.write_table(table.replace_schema_metadata(about), run_dir / "train" / name)
     return run_dir
 
 

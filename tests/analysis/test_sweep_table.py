@@ -27,6 +27,7 @@ from glm52_tbench2.analysis.sweep_table import (
 )
 from glm52_tbench2.config import metrics_log
 from glm52_tbench2.config.compose import compose, save_run_config
+from glm52_tbench2.config.files import SCHEMA_VERSION
 
 from .test_report import in_browser
 
@@ -52,7 +53,9 @@ def write_steps(folder: Path, rewards: Mapping[str, float], step: int, cut: int 
         }
         for number, (task, reward) in enumerate(rewards.items())
     ]
-    pq.write_table(pa.Table.from_pylist(rows), folder / f"step_{step:06d}.parquet")
+    about = {"schema_version": SCHEMA_VERSION, "identity": "0", "step": str(step)}
+    table = pa.Table.from_pylist(rows).replace_schema_metadata(about)
+    pq.write_table(table, folder / f"step_{step:06d}.parquet")
 
 
 def write_run(

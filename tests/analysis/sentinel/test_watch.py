@@ -15,6 +15,7 @@ from glm52_tbench2.analysis.sentinel.facts import StepFacts, path
 from glm52_tbench2.analysis.sentinel.files import ALARMS_FILE, Alarm, alarms, facts_at
 from glm52_tbench2.analysis.sentinel.watch import QUIET, Judge, Sentinel, judge
 from glm52_tbench2.config.compose import compose, save_run_config
+from glm52_tbench2.config.files import SCHEMA_VERSION
 from glm52_tbench2.config.schema import RunConfig, SentinelAction, Sign
 from glm52_tbench2.rollout.batch import Sample, batch_path, write_batch
 
@@ -74,7 +75,8 @@ def watched(folder: Path, run: RunConfig, restarts: tuple[int, ...] = ()) -> lis
         })  # fmt: skip
         file = batch_path(folder, "train", step)
         file.parent.mkdir(exist_ok=True)
-        pq.write_table(table, file)
+        about = {"schema_version": SCHEMA_VERSION, "identity": "id", "step": str(step)}
+        pq.write_table(table.replace_schema_metadata(about), file)
         if step in restarts:
             sentinel = Sentinel(folder, run, step)
     return alarms(folder)
