@@ -23,6 +23,7 @@ from glm52_tbench2.config.errors import UserError
 from glm52_tbench2.config.schema import RunConfig
 from glm52_tbench2.tasks.sets import load_set
 
+from . import fake_run
 from .fake_run import FakeRun
 from .test_report import in_browser
 
@@ -30,9 +31,12 @@ STEPS = 50
 BASE = ("experiment=smoke", f"steps={STEPS}")
 
 
-def identified(run: Path, *overrides: str) -> Path:
-    """The run as `overrides` of its config would have been started from here."""
+def identified(fake: FakeRun, *overrides: str, **how: Any) -> Path:
+    """Writes the run as `overrides` of its config would have been started from here."""
     config, recorded = started(overrides)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fake_run, "IDENTITY", recorded.hash)
+        run = fake.write(**how)
     save_run_config(config, run)
     identity.save_identity(recorded, run, [])
     return run
@@ -63,10 +67,13 @@ def pair(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> tupl
     """A healthy run, and a diverging one on 8 tasks. Read only."""
     folder = tmp_path_factory.mktemp("pair")
     healthy, diverging = (
-        FakeRun(folder / name, tokenizer, steps=STEPS, drift=drift).write(eval_every=25)
+        FakeRun(folder / name, tokenizer, steps=STEPS, drift=drift)
         for name, drift in (("healthy", 0.0), ("diverging", 0.08))
     )
-    return identified(healthy), identified(diverging, "data=mini8")
+    return (
+        identified(healthy, eval_every=25),
+        identified(diverging, "data=mini8", eval_every=25),
+    )
 
 
 @pytest.fixture
@@ -75,7 +82,7 @@ def write(tokenizer: Tokenizer, tmp_path: Path) -> Write:
 
     def make(name: str, *overrides: str, upto: int = 4, **changes: Any) -> Path:
         run = FakeRun(tmp_path / name, tokenizer, steps=4, **changes)
-        return identified(run.write(upto=upto, eval_every=2, finished=upto == 4), *overrides)
+        return identified(run, *overrides, upto=upto, eval_every=2, finished=upto == 4)
 
     return make
 

@@ -168,9 +168,12 @@ def score(run_dir: Path, shift: float) -> None:
     for step in RunFiles.open(run_dir).steps("rollouts"):
         samples = read_batch(batch_path(run_dir, "rollouts", step))
         logps = [np.where(s.loss_mask, s.rollout_logprobs + shift, 0.0) for s in samples]
-        table = {"sample_id": [s.sample_id for s in samples], "trainer_logprobs": logps}
+        about = pq.read_schema(batch_path(run_dir, "rollouts", step)).metadata
+        table = pa.table(
+            {"sample_id": [s.sample_id for s in samples], "trainer_logprobs": logps}, metadata=about
+        )
         (run_dir / "train").mkdir(exist_ok=True)
-        pq.write_table(pa.table(table), batch_path(run_dir, "train", step))
+        pq.write_table(table, batch_path(run_dir, "train", step))
 
 
 def test_measures_are_those_of_the_tokens(study_dir: Path) -> None:
