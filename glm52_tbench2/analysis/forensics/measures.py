@@ -166,7 +166,8 @@ def numbers(scan: Scan, cap: float) -> dict[str, float]:
     found["giant_turns"] = float(giant.sum())
     if np.isfinite(scan.rewards).any():
         found["reward"] = float(np.nanmean(scan.rewards))
-        found["silent"] = _silent(scan)
+        if scan.groups is not None:
+            found["silent"] = _silent(scan.groups, scan.rewards)
     if scan.truncated is not None:
         found["truncated"] = float(scan.truncated.mean())
     if total and "entropy" in scan.sums:
@@ -191,7 +192,7 @@ def numbers(scan: Scan, cap: float) -> dict[str, float]:
         if here := float(count[members].sum()):
             found[f"drift_{name}"] = float(scan.sums["drift"][members].sum()) / here
             found[f"share_{name}"] = here / compared
-    if "drift_fresh" in found:
+    if "drift_fresh" in found and not scan.aged_from_newest:
         fresh = scan.age < FRESH if scan.age is not None else giant
         found["kl_fresh"] = float(scan.sums["kl"][fresh].sum() / count[fresh].sum())
     return found
@@ -237,10 +238,10 @@ def giants(scan: Scan, cap: float) -> list[GiantTurn]:
     ]
 
 
-def _silent(scan: Scan) -> float:
+def _silent(groups: Sequence[str], given: NDArray[np.floating]) -> float:
     """Share of groups whose samples all have one reward."""
     rewards: dict[str, set[float]] = {}
-    for group, reward in zip(scan.groups, scan.rewards, strict=True):
+    for group, reward in zip(groups, given, strict=True):
         rewards.setdefault(group, set()).add(float(reward))
     return float(np.mean([len(found) == 1 for found in rewards.values()]))
 
