@@ -14,7 +14,10 @@ BASELINE = 60
 _CONFIDENT = 3.0
 """Standard errors by which the slope must be above 0. Three and not two: it is asked every step."""
 _RISE = 2.0
-"""How much above the baseline's median the level must be, and above all of the baseline."""
+"""How much above the baseline's median the level must be, and above all of it but outliers."""
+_OUTLIERS = 2
+"""Most values of the baseline, and at most a tenth of it, that may be above the level: an outlier
+must not hide growth."""
 _LEAST_NOISE = 0.05
 """Of a logarithm: a baseline that is flat by chance makes no noise significant."""
 
@@ -42,7 +45,7 @@ class Growth:
         )
 
 
-def growth(series: Mapping[int, float], min_steps: int) -> Growth | None:
+def growth(series: Mapping[int, float], min_steps: int, rise: float = _RISE) -> Growth | None:
     """Growth at the end of a series, by step; None where there is none to tell.
 
     The logarithm's least-squares slope over the last WINDOW steps is divided by its standard
@@ -50,7 +53,8 @@ def growth(series: Mapping[int, float], min_steps: int) -> Growth | None:
     lines (of the baseline: 1.4826 times the median absolute residual): a window that is smooth by
     chance proves nothing. The level must also have left the baseline, so that a drift within the
     usual range is none.
-    `min_steps`: steps before the window without which nothing is said.
+    `min_steps`: steps before the window without which nothing is said. `rise`: how much above the
+    baseline's median the level must be.
     """
     found = [(step, math.log(v)) for step, v in sorted(series.items()) if 0 < v < math.inf]
     if len(found) < min_steps + 4:
@@ -61,7 +65,8 @@ def growth(series: Mapping[int, float], min_steps: int) -> Growth | None:
     baseline, window = logs[max(0, end - BASELINE) : end], logs[-WINDOW:]
     usual = float(np.median(baseline))
     level = float(np.median(window[-3:]))
-    if level - usual < math.log(_RISE) or level < baseline.max():
+    highest = float(np.sort(baseline)[-1 - min(_OUTLIERS, len(baseline) // 10)])
+    if level - usual < math.log(rise) or level < highest:
         return None
     x = steps[-WINDOW:] - steps[-WINDOW:].mean()
     slope, residuals = _line(x, window)

@@ -32,6 +32,15 @@ def test_it_alarms_before_the_value_has_tripled(noise: float) -> None:
         assert alarm is not None and 20 <= alarm < tripled
 
 
+@pytest.mark.parametrize("flat", [15, 20, 60])
+def test_an_outlier_before_it_delays_no_alarm(flat: int) -> None:
+    for seed in range(10):
+        series = diverging(0.1, seed, flat)
+        series[flat // 2] *= 10
+        alarm = first_alarm(series)
+        assert alarm is not None and alarm < flat + np.log(3) / RATE
+
+
 def test_healthy_noise_raises_no_alarm_in_10_000_steps() -> None:
     rng = np.random.default_rng(0)
     for _ in range(50):
@@ -44,6 +53,12 @@ def test_nothing_is_said_of_a_short_series_a_flat_one_or_a_step() -> None:
     assert growth(rising, 10) is None
     assert growth(dict.fromkeys(range(50), 0.02), 10) is None
     assert growth({step: 0.02 if step < 30 else 0.03 for step in range(60)}, 10) is None
+
+
+def test_the_rise_that_is_asked_for_can_be_larger() -> None:
+    series = {step: 0.02 * 1.15 ** max(0, step - 20) for step in range(30)}  # the level: ×3.06
+    assert growth(series, 10, 3.0) is not None
+    assert growth(series, 10, 3.1) is None
 
 
 def test_it_tells_the_doubling_and_since_when() -> None:
