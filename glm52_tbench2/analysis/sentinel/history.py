@@ -3,8 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-import numpy as np
+from itertools import takewhile
 
 from ..stats import Rewards
 from .facts import GiantTurn, StepFacts, Visit
@@ -24,27 +23,31 @@ class Family:
     """Step and turn, in order."""
     steps: list[int] = field(default_factory=list)
     """Steps that have a member, rising."""
+    advantage: float = 0.0
+    """Mean over the members' tokens."""
+    _tokens: int = 0
+    _drifts: dict[int, tuple[float, int]] = field(default_factory=dict)
+    """Step -> sum of the drifts of its members, and how many these are."""
 
     def add(self, step: int, turn: GiantTurn) -> None:
         """One more member, of the last step or a new one."""
         self.members.append((step, turn))
         if not self.steps or self.steps[-1] != step:
             self.steps.append(step)
+        self._tokens += turn.tokens
+        self.advantage += (turn.advantage - self.advantage) * turn.tokens / self._tokens
+        drift, count = self._drifts.get(step, (0.0, 0))
+        self._drifts[step] = drift + turn.drift, count + 1
 
     @property
     def tasks(self) -> list[str]:
         """Tasks that have a member."""
         return sorted({turn.task for _, turn in self.members})
 
-    @property
-    def advantage(self) -> float:
-        """Mean advantage of the members' tokens."""
-        tokens = sum(turn.tokens for _, turn in self.members)
-        return sum(turn.advantage * turn.tokens for _, turn in self.members) / tokens
-
     def drift(self, step: int) -> float:
         """Mean |log p_trainer - log p_rollout| of the members of a step."""
-        return float(np.mean([turn.drift for at, turn in self.members if at == step]))
+        drift, count = self._drifts[step]
+        return drift / count
 
 
 class History:
@@ -77,6 +80,11 @@ class History:
     def series(self, name: str) -> dict[int, float]:
         """Step -> value of a metric, where it has one."""
         return {one.step: one.metrics[name] for one in self.steps if name in one.metrics}
+
+    def streak(self, name: str, value: float) -> list[StepFacts]:
+        """The steps up to the last one in all of which a metric has this very value."""
+        found = takewhile(lambda one: one.metrics.get(name) == value, reversed(self.steps))
+        return list(found)[::-1]
 
     def family(self, sketch: Sketch) -> Family | None:
         """The family that a turn belongs to."""
