@@ -115,7 +115,7 @@ class SyntheticRun:
         trainer = [
             np.minimum(one.rollout_logprobs + d, 0) for one, d in zip(batch, distances, strict=True)
         ]
-        level = 0.5 * (0.93 ** max(0, step - self.onset) if self.kind == "collapse" else 1.0)
+        level = 0.5 * (0.85 ** max(0, step - self.onset) if self.kind == "collapse" else 1.0)
         entropy = [
             np.where(sample.loss_mask, level * (1 + d), 0)
             for sample, d in zip(batch, distances, strict=True)

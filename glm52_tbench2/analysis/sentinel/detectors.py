@@ -18,10 +18,19 @@ KL = "trainer/train_rollout_kl"
 DRIFT = "trainer/mismatch/abs_mean"
 CAPPED = "trainer/mismatch/turn_near_cap/"
 NEGATIVE = "trainer/mismatch/advantage_negative_truncated/"
+GRADIENT = "trainer/grad_norm"
+ZERO_SIGNAL = "rollout/zero_signal_share"
 
 _BURST_STEPS = 6
 _STREAK = 3
 _SIGNIFICANT = 0.05
+_HEALTHY_DRIFT = 0.12
+"""Most mean |log p_trainer - log p_rollout| of giant turns in the published healthy run."""
+_GROWN = 1.5
+_COLLAPSE = 4.0
+"""By how much entropy must fall: a run that learns well loses half of it early on."""
+_LEAST_ENTROPY = 1e-6
+"""Nats: what an entropy of 0 counts as."""
 
 
 @dataclass(frozen=True)
@@ -57,18 +66,26 @@ def capped_burst(history: History, config: SentinelConfig) -> Finding | None:
     series = history.series(CAPPED + "abs_mean")
     recent = [value for step, value in series.items() if step > last - 2 * _BURST_STEPS]
     recent = recent[-_BURST_STEPS:]
-    if last not in series or len(recent) < _BURST_STEPS // 2:
+    if last not in series or len(recent) < _BURST_STEPS // 2 or mean(recent) < config.capped_drift:
         return None
-    earlier = list(series.values())[: -len(recent)]
-    level = mean(recent)
-    if level < config.capped_drift or (earlier and level < 2 * median(earlier)):
+    level, earlier = mean(recent), list(series.values())[: -len(recent)]
+    above = list(takewhile(lambda step: series[step] >= config.capped_drift, reversed(series)))
+    rise = len(earlier) >= _BURST_STEPS and level >= 2 * median(earlier)
+    if not rise and (len(above) < _BURST_STEPS or len(series) - len(above) >= _BURST_STEPS):
         return None
+    drift = "mean |log p_trainer - log p_rollout|"
+    said = (
+        f"Turns near the cap drift: {drift} is {level:.2f} on them over {len(recent)} steps, above "
+        f"{config.capped_drift:g}"
+        if rise
+        else f"Turns near the cap have drifted since step {above[-1]}, too early to tell what is "
+        f"usual: {drift} has been above {config.capped_drift:g} on them in each of {len(above)} "
+        f"steps, and {level:.2f} over the last {len(recent)}"
+    )
     overall = history.series(DRIFT)[last]
     share = history.series(CAPPED + "token_share")[last]
     return Finding(
-        f"Turns near the cap drift: mean |log p_trainer - log p_rollout| is {level:.2f} on them "
-        f"over {len(recent)} steps, above {config.capped_drift:g}; they hold {share:.1%} of the "
-        f"tokens, and the mean over all is {overall:.3f}.",
+        f"{said}; they hold {share:.1%} of the tokens, and the mean over all is {overall:.3f}.",
         _tasks_with_giants(history),
         {"capped": level, "overall": overall, "token_share": share},
     )
@@ -79,14 +96,15 @@ def negative_truncated(history: History, config: SentinelConfig) -> Finding | No
     series, overall = history.series(NEGATIVE + "abs_mean"), history.series(DRIFT)
     shares = history.series(NEGATIVE + "token_share")
     last = history.steps[-1].step
-    if last not in series or len(series) <= _STREAK:
+    recent = [step for step in series if step > last - 2 * _STREAK][-_STREAK:]
+    earlier = list(series.values())[: -len(recent)]
+    if last not in series or len(recent) < _STREAK or len(earlier) < config.min_steps // 2:
         return None
-    recent = list(series)[-_STREAK:]
     if not all(overall.get(s) for s in recent):
         return None
     carried = mean(series[s] * shares[s] / overall[s] for s in recent)
     share = mean(shares[s] for s in recent)
-    level, usual = mean(series[s] for s in recent), median(list(series.values())[:-_STREAK])
+    level, usual = mean(series[s] for s in recent), median(earlier)
     if carried < 0.5 or carried < 2 * share or level < 2 * usual:
         return None
     return Finding(
@@ -121,12 +139,15 @@ def sign_persistent(history: History, config: SentinelConfig) -> Finding | None:
 
 
 def repetition(history: History, config: SentinelConfig) -> Finding | None:
-    """Near-identical giant turns come again step after step, and are pushed down."""
+    """Near-identical giant turns come again step after step, are pushed down, and drift."""
     last = history.steps[-1].step
     found = [
         family
-        for family in history.families
-        if len(family.steps) >= config.repeats and family.steps[-1] == last and family.advantage < 0
+        for family in history.current
+        if len(family.steps) >= config.repeats
+        and family.advantage < 0
+        and family.drift(last) > _HEALTHY_DRIFT
+        and (len(family.steps) == 1 or family.drift(last) > _GROWN * family.drift(family.steps[0]))
     ]
     if not found:
         return None
@@ -163,10 +184,10 @@ def visits(history: History, config: SentinelConfig) -> Finding | None:
 def entropy(history: History, config: SentinelConfig) -> Finding | None:
     """The policy's entropy blows up or collapses."""
     series = history.series("trainer/entropy")
-    inverse = {step: 1 / value for step, value in series.items() if value > 0}
+    inverse = {step: 1 / max(value, _LEAST_ENTROPY) for step, value in series.items()}
     if (up := growth(series, config.min_steps)) is not None:
         return Finding(f"Entropy rises since step {up.since}: {up}.", evidence=vars(up))
-    if (down := growth(inverse, config.min_steps)) is not None:
+    if (down := growth(inverse, config.min_steps, _COLLAPSE)) is not None:
         return Finding(
             f"Entropy collapses since step {down.since}: from {1 / down.baseline:.3g} to "
             f"{1 / down.level:.3g} nats a token, halving every {down.doubling:.1f} steps.",
@@ -183,7 +204,7 @@ def length(history: History, config: SentinelConfig) -> Finding | None:
         if now > config.truncated_share and now > 2 * usual:
             return Finding(
                 f"{now:.0%} of the samples of the last {_STREAK} steps are truncated; in the first "
-                f"{config.min_steps} it was {usual:.0%}.",
+                f"{config.min_steps} it was usually {usual:.0%}.",
                 evidence={"now": now, "usual": usual},
             )
     found = growth(history.series("rollout/sample_tokens_mean"), config.min_steps)
@@ -194,14 +215,15 @@ def length(history: History, config: SentinelConfig) -> Finding | None:
 
 def zero_signal(history: History, config: SentinelConfig) -> Finding | None:
     """Steps train on next to nothing: all samples of a group have one reward."""
-    series = history.series("rollout/zero_signal_share")
+    series = history.series(ZERO_SIGNAL)
     recent = list(takewhile(lambda step: series[step] >= 0.9, reversed(series)))[::-1]
     if len(recent) < _STREAK:
         return None
     shares = [series[step] for step in recent]
+    groups = "all groups" if min(shares) == 1 else f"at least {min(shares):.0%} of the groups"
     return Finding(
-        f"In each of the last {len(recent)} steps at least {min(shares):.0%} of the groups carry "
-        "no signal: their samples all have one reward.",
+        f"In each of the last {len(recent)} steps {groups} carry no signal: their samples all have "
+        "one reward.",
         evidence={"share": shares, "since": recent[0]},
     )
 
@@ -209,20 +231,20 @@ def zero_signal(history: History, config: SentinelConfig) -> Finding | None:
 def silent(history: History, config: SentinelConfig) -> Finding | None:
     """Nothing is trained, or nothing is measured, and the curves look calm."""
     for name, value, sentence in (
-        ("trainer/grad_norm", 0.0, "The gradient has been exactly 0 for {n} steps: the weights "
-         "stay as they are but for weight decay."),
+        ("trainer/update_norm", 0.0, "The weights have not moved for {n} steps."),
+        (GRADIENT, 0.0, "The gradient has been exactly 0 for {n} steps: only the optimizer's "
+         "momentum and weight decay move the weights."),
         ("trainer/weight_zero_share", 1.0, "The correction or a mask has dropped every token for "
          "{n} steps: nothing is trained."),
         ("trainer/mismatch/zero_share", 1.0, "Trainer and engine have agreed on every token to "
          "the last bit for {n} steps: the mismatch compares a thing with itself."),
     ):  # fmt: skip
-        recent = list(
-            takewhile(lambda one: one.metrics.get(name) == value, reversed(history.steps))
-        )
-        if len(recent) >= _STREAK:
+        recent = history.streak(name, value)
+        told = name == GRADIENT and len(history.streak(ZERO_SIGNAL, 1.0)) >= len(recent)
+        if len(recent) >= _STREAK and not told:  # by zero_signal
             return Finding(
                 sentence.format(n=len(recent)),
-                evidence={"metric": name, "since": recent[-1].step},
+                evidence={"metric": name, "since": recent[0].step},
             )
     return None
 

@@ -22,6 +22,7 @@ WATCHED = (
     "trainer/train_rollout_kl",
     "trainer/entropy",
     "trainer/grad_norm",
+    "trainer/update_norm",
     "trainer/weight_zero_share",
     *(
         f"trainer/mismatch/{split}{name}"

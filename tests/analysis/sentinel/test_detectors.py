@@ -76,6 +76,7 @@ class Made:
             "trainer/mismatch/abs_mean": float(self.rng.uniform(0.06, 0.1)),
             "trainer/entropy": float(self.rng.uniform(0.4, 0.6)),
             "trainer/grad_norm": 0.3,
+            "trainer/update_norm": 0.01,
             "trainer/weight_zero_share": 0.01,
             "trainer/mismatch/zero_share": 0.1,
         }
@@ -125,6 +126,24 @@ def test_capped_burst_is_seen_where_the_overall_mismatch_hides_it(made: Made) ->
     assert "0.90" in found[Sign.capped_burst] and "10.0%" in found[Sign.capped_burst]
 
 
+def test_capped_drift_from_the_beginning_is_told_once_it_lasts(made: Made) -> None:
+    levels = [0.1, 0.1, *[0.5] * 10]
+    for number, level in enumerate(levels):
+        made.step(mismatch__turn_near_cap__abs_mean=level, mismatch__turn_near_cap__token_share=0.1)
+        found = made.found()
+        assert (Sign.capped_burst in found) == (number >= 7)
+    assert "since step 23" in found[Sign.capped_burst]
+    assert "in each of 10 steps" in found[Sign.capped_burst]
+
+
+def test_capped_drift_that_is_usual_is_no_burst(made: Made) -> None:
+    for number in range(30):
+        level = 0.4 if number % 7 else 0.2  # above the limit as a rule, not always
+        made.step(mismatch__turn_near_cap__abs_mean=level, mismatch__turn_near_cap__token_share=0.1)
+        found = made.found()
+        assert (Sign.capped_burst in found) == (number == 6)
+
+
 def test_negative_truncated(made: Made) -> None:
     split = "mismatch__advantage_negative_truncated__"
     for number in range(8):
@@ -138,9 +157,23 @@ def test_negative_truncated(made: Made) -> None:
     assert "72%" in found[Sign.negative_truncated] and "20%" in found[Sign.negative_truncated]
 
 
+@pytest.mark.parametrize(("earlier", "apart"), [(5, 20), (4, 1)])
+def test_negative_truncated_needs_what_is_usual_and_steps_that_are_close(
+    made: Made, earlier: int, apart: int
+) -> None:
+    split = "mismatch__advantage_negative_truncated__"
+    for number in range(earlier + 3):
+        for _ in range(apart - 1):
+            made.step()
+        level = 0.1 if number < earlier else 0.45
+        made.step(**{f"{split}abs_mean": level, f"{split}token_share": 0.2},
+                  mismatch__abs_mean=level / 3.6)  # fmt: skip
+        assert Sign.negative_truncated not in made.found()
+
+
 def test_sign_persistent_and_repetition_name_the_task(made: Made) -> None:
     for visit in range(1, 6):
-        made.step(lambda step: [made.giant(step, 9, "stubborn")])
+        made.step(lambda step: [made.giant(step, 9, "stubborn")], drift=0.05 * visit)
         found = made.found()
         assert (Sign.repetition in found) == (visit >= 3)
         assert (Sign.sign_persistent in found) == (visit >= 5)
@@ -148,12 +181,22 @@ def test_sign_persistent_and_repetition_name_the_task(made: Made) -> None:
     assert "5 steps since step 21" in found[Sign.repetition]
 
 
+@pytest.mark.parametrize("drifts", [[0.02] * 6, [0.02, 0.05, 0.11, 0.11], [0.4] * 6])
+def test_giant_turns_that_recur_but_do_not_drift_away_are_no_repetition(
+    made: Made, drifts: list[float]
+) -> None:
+    """As in every healthy run: a task that is not solved yet loops, and is pushed down."""
+    for drift in drifts:
+        made.step(lambda step: [made.giant(step, 9, "stubborn")], drift=drift)
+        assert Sign.repetition not in made.found()
+
+
 def test_giant_turns_that_differ_or_are_rewarded_are_no_repetition(made: Made) -> None:
-    for _ in range(6):
+    for visit in range(6):
         made.step(lambda step: [
             made.giant(step, 8, "new-each-time", said=made.rng.integers(0, 9000, CAP)),
             made.giant(step, 9, "rewarded", advantage=0.5),
-        ])  # fmt: skip
+        ], drift=0.05 * visit)  # fmt: skip
     assert Sign.repetition not in made.found()
 
 
@@ -164,11 +207,25 @@ def test_visits(made: Made) -> None:
     assert "24 tasks" in made.found()[Sign.visits]
 
 
-@pytest.mark.parametrize(("factor", "word"), [(1.2, "rises"), (1 / 1.2, "collapses")])
-def test_entropy(made: Made, factor: float, word: str) -> None:
-    for number in range(12):
-        made.step(entropy=0.5 * factor**number)
+@pytest.mark.parametrize(
+    ("levels", "word"),
+    [
+        ([0.5 * 1.2**number for number in range(12)], "rises since step"),
+        ([0.5 / 1.2**number for number in range(12)], "collapses since step"),
+        ([0.0] * 6, "to 1e-06 nats"),
+    ],
+)
+def test_entropy(made: Made, levels: list[float], word: str) -> None:
+    for level in levels:
+        made.step(entropy=level)
     assert word in made.found()[Sign.entropy]
+
+
+def test_entropy_that_halves_is_no_collapse(made: Made) -> None:
+    """As it does early in a run that learns."""
+    for number in range(30):
+        made.step(entropy=max(0.15, 0.5 / 1.2**number))
+        assert made.found() == {}
 
 
 def test_length(made: Made) -> None:
@@ -176,7 +233,7 @@ def test_length(made: Made) -> None:
         made.step(lambda step: [
             made.sample(step, 9, index, "cut", truncated=True) for index in range(12)
         ])  # fmt: skip
-    assert "50%" in made.found()[Sign.length]
+    assert "50%" in made.found()[Sign.length] and "usually 0%" in made.found()[Sign.length]
 
 
 def test_zero_signal(made: Made) -> None:
@@ -188,12 +245,27 @@ def test_zero_signal(made: Made) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("grad_norm", 0.0), ("weight_zero_share", 1.0), ("mismatch__zero_share", 1.0)],
+    [
+        ("update_norm", 0.0),
+        ("grad_norm", 0.0),
+        ("weight_zero_share", 1.0),
+        ("mismatch__zero_share", 1.0),
+    ],
 )
 def test_silent(made: Made, name: str, value: float) -> None:
     for number in range(3):
         made.step(**{name: value})
         assert (set(made.found()) == {Sign.silent}) == (number == 2)
+
+
+def test_no_gradient_where_all_groups_agree_is_told_once(made: Made) -> None:
+    for number in range(4):
+        made.step(grad_norm=0.0).metrics["rollout/zero_signal_share"] = 1.0
+        found = made.found()
+        assert set(found) == ({Sign.zero_signal} if number > 1 else set())
+    assert "last 4 steps all groups carry no signal" in found[Sign.zero_signal]
+    made.step(grad_norm=0.0)
+    assert "gradient has been exactly 0 for 5 steps" in made.found()[Sign.silent]
 
 
 def test_a_mismatch_of_exactly_0_and_an_unreadable_evaluation_are_no_error(made: Made) -> None:

@@ -56,7 +56,7 @@ def batch(step: int) -> list[Sample]:
 
 
 def scores(step: int) -> list[np.ndarray]:
-    return [s.rollout_logprobs + np.float32(0.01 * step) for s in batch(step)]
+    return [s.rollout_logprobs + np.float32(0.05 * step) for s in batch(step)]
 
 
 def metrics(step: int) -> dict[str, float]:
@@ -188,7 +188,7 @@ def test_metrics_tell_of_each_task(tmp_path) -> None:
     task = {name.rpartition("/")[2]: v for name, v in told.items() if "/task-0/" in name}
     assert task == pytest.approx({
         "reward_mean": 0, "reward_std": 0, "visits": 3, "pull": -1, "pull_streak": -3,
-        "mismatch_abs_mean": 0.03, "truncated": 1, "giant_turns": 1,
+        "mismatch_abs_mean": 0.15, "truncated": 1, "giant_turns": 1,
     }, abs=1e-6)  # fmt: skip
     assert told["sentinel/alarm/repetition"] == 1
 
