@@ -46,7 +46,7 @@ from .model import build_model, wrap
 from .optimizer import build_optimizer
 from .saver import Saver
 from .step import TrainStep
-from .watch import PAUSED, Watch, act, wants_checkpoint
+from .watch import PAUSED, Watch, pause, stop, wants_checkpoint
 
 _POLL_S = 0.05
 # Other ranks wait inside a collective, which must not time out during a long rollout.
@@ -164,9 +164,8 @@ class TrainingLoop:
         # Before the checkpoint: a run that goes on from there would not come back for them.
         self._log_metrics("trainer", metrics)
         alarms = self.watch.observe(step, batch, result.scores, metrics)
-        if step % self.config.checkpoint.every == 0 or step == self.config.steps:
-            self._save()
-        self._heed(alarms)
+        due = step % self.config.checkpoint.every == 0 or step == self.config.steps
+        self._heed(alarms, due)
 
     def _save(self) -> None:
         """Starts to write the checkpoint of the last step trained, unless that is begun."""
@@ -176,12 +175,15 @@ class TrainingLoop:
             self.saved = self.step
             self._log_metrics("checkpoint", {"time/train_checkpoint": perf_counter() - saving})
 
-    def _heed(self, alarms: list[Alarm]) -> None:
-        """Does what alarms ask for. Raises UserError to stop."""
-        if wants_checkpoint(alarms):
+    def _heed(self, alarms: list[Alarm], checkpoint_due: bool = False) -> None:
+        """Does what alarms ask for, and writes the checkpoint. Raises UserError to stop."""
+        if self.rank == 0:
+            pause(self.run_dir, alarms)
+        if checkpoint_due or wants_checkpoint(alarms):
             self._save()
+        if wants_checkpoint(alarms):
             self.saver.wait()
-        act(self.run_dir, alarms)
+        stop(self.config.sentinel, alarms)
 
     # --- batches -------------------------------------------------------------------------------
 

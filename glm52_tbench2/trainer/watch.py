@@ -11,7 +11,7 @@ from glm52_tbench2.analysis.sentinel.watch import Sentinel
 from glm52_tbench2.config import metrics_log
 from glm52_tbench2.config.errors import UserError
 from glm52_tbench2.config.files import atomic_write_bytes
-from glm52_tbench2.config.schema import RunConfig, SentinelAction
+from glm52_tbench2.config.schema import RunConfig, SentinelAction, SentinelConfig
 from glm52_tbench2.rollout.batch import Sample
 
 from .microbatch import Scores
@@ -88,16 +88,28 @@ def wants_checkpoint(alarms: Sequence[Alarm]) -> bool:
     return bool(actions & {SentinelAction.checkpoint, SentinelAction.pause, SentinelAction.stop})
 
 
-def act(run_dir: Path, alarms: Sequence[Alarm]) -> None:
-    """Pauses or stops, once the checkpoint is written. Raises UserError to stop."""
-    for alarm in alarms:
-        if alarm.action == SentinelAction.stop.name:
-            raise UserError(
-                f"The sentinel stopped the run after step {alarm.step} ({alarm.sign}, with "
-                f"sentinel.action=stop): {alarm.sentence} Its checkpoint is written; resume the "
-                "run to go on all the same."
-            )
-    for alarm in alarms:
-        if alarm.action == SentinelAction.pause.name and dist.get_rank() == 0:
-            atomic_write_bytes(run_dir / PAUSED, f"{alarm.sign}: {alarm.sentence}\n".encode())
-            log.warning("paused; remove %s to go on", run_dir / PAUSED)
+def pause(run_dir: Path, alarms: Sequence[Alarm]) -> None:
+    """Writes RUN/paused with what pauses the run, unless an alarm stops it. On rank 0 alone.
+
+    Before any checkpoint of the step: a run that goes on from there does not see its alarms again.
+    """
+    told = [alarm for alarm in alarms if alarm.action == SentinelAction.pause.name]
+    if told and not _stopping(alarms):
+        lines = "".join(f"{alarm.sign}: {alarm.sentence}\n" for alarm in told)
+        atomic_write_bytes(run_dir / PAUSED, lines.encode())
+        log.warning("paused; remove %s to go on", run_dir / PAUSED)
+
+
+def stop(config: SentinelConfig, alarms: Sequence[Alarm]) -> None:
+    """Raises UserError where an alarm stops the run; its checkpoint is written."""
+    for alarm in _stopping(alarms):
+        own = f"s.{alarm.sign}" if alarm.sign in config.actions else ""
+        raise UserError(
+            f"The sentinel stopped the run after step {alarm.step} ({alarm.sign}, with "
+            f"sentinel.action{own}=stop): {alarm.sentence} Its checkpoint is written; resume the "
+            "run to go on all the same."
+        )
+
+
+def _stopping(alarms: Sequence[Alarm]) -> list[Alarm]:
+    return [alarm for alarm in alarms if alarm.action == SentinelAction.stop.name]

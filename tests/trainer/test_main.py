@@ -443,11 +443,34 @@ def test_an_alarm_can_pause_a_run_until_somebody_lets_it_go_on(run, tmp_path):
     run_dir = make_run_dir(alarmed(run, SentinelAction.pause), tmp_path / "run", 2)
     paused = run_dir / "paused"
     with trainer(run_dir) as (_, processes):
-        until(paused.exists, processes[0])
+        until(lambda: any(run_dir.rglob("STABLE")), processes[0])
         assert "visits" in paused.read_text()
         assert [p.parent.name for p in run_dir.rglob("STABLE")] == ["step_000001"]
         time.sleep(1)
         assert trained(run_dir) == {1}
+        paused.unlink()
+        finish(processes)
+    assert trained(run_dir) == {1, 2}
+
+
+def test_a_pause_whose_checkpoint_cannot_be_written_outlasts_a_resume(run, tmp_path):
+    """As one of a run that is killed between its alarm and its checkpoint."""
+    run_dir = make_run_dir(alarmed(run, SentinelAction.pause), tmp_path / "run", 2)
+    paused, folder = run_dir / "paused", run_dir / "checkpoints"
+    folder.write_text("in the way")
+    with trainer(run_dir) as (_, processes):
+        processes[0].communicate(timeout=TIMEOUT_S)
+        assert processes[0].returncode
+    assert "visits" in paused.read_text()
+    folder.unlink()
+    (run_dir / "train" / "step_000001.parquet").unlink()
+    with trainer(run_dir) as (signals, processes):
+        until(lambda: signals.get("trainer/ready"), processes[0])
+        time.sleep(1)
+        assert trained(run_dir) == set()
+        paused.unlink()
+        until(lambda: any(run_dir.rglob("STABLE")), processes[0])
+        assert paused.exists()  # the same step opens the same alarm
         paused.unlink()
         finish(processes)
     assert trained(run_dir) == {1, 2}

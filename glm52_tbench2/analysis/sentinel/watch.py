@@ -125,8 +125,8 @@ class Sentinel:
         return alarms, told | task_metrics(self._judge.history, found)
 
     def waiting(self, step: int, seconds: float) -> Alarm | None:
-        """The alarm of a wait of `seconds` for the batch after `step`, once no episode has ended
-        for longer than two, the making of their sandboxes included, may take.
+        """The alarm of a wait of `seconds` for the batch after `step`, once no episode has got a
+        verdict for longer than two, the making of their sandboxes included, may take.
         """
         config, now = self._config, time.monotonic()
         most = 2 * (config.rollout.episode_timeout_s + config.sandbox.start_timeout_s)
@@ -141,15 +141,15 @@ class Sentinel:
             step,
             Sign.stalled.name,
             action.name,
-            f"No episode has ended for {seconds / 60:.0f} minutes after step {step}, longer than "
-            f"two may take ({most / 60:.0f} minutes): look at logs/driver.log and the engines'.",
+            f"No episode has got a verdict for {seconds / 60:.0f} minutes after step {step}; two "
+            f"may take {most / 60:.0f} minutes: look at logs/driver.log and the engines'.",
             evidence={"seconds": seconds},
         )
         append_line(self._run.path / ALARMS_FILE, json.dumps(asdict(alarm)))
         return alarm
 
     def _driver_told(self) -> Any:
-        """Phase, step and episodes that have ended, as the driver tells them every second."""
+        """Phase, step and episodes that have a verdict, as the driver tells them every second."""
         try:
             told = json.loads((self._run.path / PROGRESS_FILE).read_text())
             return told["phase"], told["step"], told["samples_done"]

@@ -209,7 +209,8 @@ def test_a_wait_in_which_no_episode_ends_is_told_once_a_step(tmp_path, monkeypat
     assert wait(4, most - 1, ended=2) is None
     assert wait(4, most - 1, ended=2) is None
     alarm = wait(4, 2, ended=2)
-    assert alarm is not None and "after step 4" in alarm.sentence
+    assert alarm is not None and "has got a verdict" in alarm.sentence
+    assert "after step 4" in alarm.sentence
     assert wait(4, 2, ended=2) is None
     assert wait(5, most + 1, ended=0) is None  # it has just said something new
     assert wait(5, most + 1, ended=0) is not None
