@@ -3,16 +3,19 @@
 import base64
 import gzip
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .run_files import Row, RunFiles
 
 MOST_BYTES = 16_000_000
 """Of conversations in one page, packed: a browser reads as much in well under a second."""
+_AT_ONCE = 512
+"""Samples by importance that are sorted by step, so that a step is read once for all of them."""
 _ABOUT = ("sample_id", "task_id", "reward", "advantage", "end_reason", "truncated")
 
 
@@ -27,36 +30,61 @@ class Conversations:
     left_out: int = 0
 
     def add(self, run: RunFiles, wanted: Iterable[tuple[int, str]]) -> None:
-        """Packs the samples `wanted`, (step, id) by importance, until MOST_BYTES are full."""
-        size = 0
-        by_step: dict[int, list[str]] = {}
-        for step, sample in dict.fromkeys(wanted):
-            by_step.setdefault(step, []).append(sample)
-        for step, samples in by_step.items():
-            if size > MOST_BYTES:
-                self.left_out += len(samples)
-                continue
-            for sample, row in _rows(run, step, samples):
-                text = "" if size > MOST_BYTES else pack(row)
-                if not text or (size := size + len(text)) > MOST_BYTES:
-                    self.left_out += 1
-                    continue
+        """Packs the samples `wanted`, (step, id) by importance, until MOST_BYTES are full: no one
+        that is left out is more important than one that is not."""
+        ranked = list(dict.fromkeys(wanted))
+        room = MOST_BYTES
+        for begin in range(0, len(ranked), _AT_ONCE):
+            portion = ranked[begin : begin + _AT_ONCE]
+            fitting, full = _fitting(run, portion, room)
+            for sample, text, tokens in fitting:
+                room -= len(text)
                 self.packed[sample] = text
-                self.ids.update(np.unique(row["tokens"]).tolist())
+                self.ids.update(tokens.tolist())
+            if full:
+                break
+        self.left_out = len(ranked) - len(self.packed)
 
 
-def _rows(run: RunFiles, step: int, samples: Sequence[str]) -> Iterator[tuple[str, Row]]:
-    """Every column of some samples of a step, with `trainer_logprobs` where it has been trained."""
+def _fitting(
+    run: RunFiles, portion: Sequence[tuple[int, str]], room: int
+) -> tuple[list[tuple[str, str, NDArray[Any]]], bool]:
+    """The first samples of `portion` that fit into `room`: id, packed text and tokens that occur;
+    and whether they fill it. Each step is read once, and never are more texts kept than fit."""
+    places: dict[int, dict[str, int]] = {}
+    for place, (step, sample) in enumerate(portion):
+        places.setdefault(step, {})[sample] = place
+    kept: dict[int, tuple[str, str, NDArray[Any]]] = {}
+    end = len(portion)
+    for step, of_step in places.items():
+        if min(of_step.values()) >= end:
+            continue
+        rows = _rows(run, step)
+        for sample, place in of_step.items():
+            if sample not in rows or place >= end:
+                continue
+            text = pack(rows[sample])
+            room -= len(text)
+            kept[place] = sample, text, np.unique(rows[sample]["tokens"])
+            while room < 0:
+                end = max(kept)
+                room += len(kept.pop(end)[1])
+    return [kept[place] for place in sorted(kept)], end < len(portion)
+
+
+def _rows(run: RunFiles, step: int) -> dict[str, Row]:
+    """Sample of a step -> its columns, with `trainer_logprobs` where it has been trained."""
     found = run.columns(
         "rollouts",
         step,
         (*_ABOUT, "tokens", "loss_mask", "rollout_logprobs", "weight_versions", "turns"),
     )
     trained = run.trained(step)
-    for place, sample in enumerate(found.get("sample_id", [])):
-        if sample in samples:
-            row = {name: values[place] for name, values in found.items()}
-            yield sample, row | {"trainer_logprobs": trained.get(sample)}
+    return {
+        sample: {name: values[place] for name, values in found.items()}
+        | {"trainer_logprobs": trained.get(sample)}
+        for place, sample in enumerate(found.get("sample_id", []))
+    }
 
 
 def pack(row: Row) -> str:

@@ -406,3 +406,35 @@ def test_a_family_of_repeated_turns_has_its_row() -> None:
         "drift": 0.75,
         "turns": [["000002-0-0", 2]],
     }
+
+
+@pytest.mark.parametrize("at_once", [7, 512])
+def test_a_page_takes_conversations_by_importance_whatever_step_they_are_of(
+    finished_run: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    run = RunFiles.open(finished_run)
+    every = [
+        [(step, row["sample_id"]) for row in run.rows("rollouts", step, ["sample_id"])]
+        for step in (9, 2, 5)
+    ]
+    wanted = [one for row in zip(*every, strict=True) for one in row]  # a step after another
+    reads: list[int] = []
+    columns = run.columns
+    monkeypatch.setattr(
+        run, "columns", lambda kind, step, names: reads.append(step) or columns(kind, step, names)
+    )
+    whole = conversations.Conversations()
+    whole.add(run, wanted)
+    assert whole.packed.keys() == {sample for _, sample in wanted}
+    assert whole.left_out == 0
+    sizes = [len(whole.packed[sample]) for _, sample in wanted]
+
+    monkeypatch.setattr(conversations, "_AT_ONCE", at_once)
+    monkeypatch.setattr(conversations, "MOST_BYTES", sum(sizes[:10]) + sizes[10] // 2)
+    reads.clear()
+    found = conversations.Conversations()
+    found.add(run, wanted)
+    assert found.packed.keys() == {sample for _, sample in wanted[:10]}
+    assert found.left_out == len(wanted) - 10
+    # Of a step, the samples' file and the trainer's.
+    assert max(map(reads.count, reads)) <= 2 * -(-11 // at_once)
