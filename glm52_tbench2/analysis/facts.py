@@ -1,5 +1,6 @@
 """What a run's files say, gathered for the report and the summary."""
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -139,23 +140,33 @@ def _times(run: RunFiles, steps: Sequence[int]) -> dict[str, Points]:
     Samples run side by side, so a batch's wall clock is shared out as its samples' own time was.
     The evaluation and the checkpoint of step N - 1 lie between its weights and the batch of step
     N, and belong to step N; a checkpoint is written while the next batch is generated, so it only
-    makes the wall clock longer. Idle is what is left of it.
+    makes the wall clock longer. Generation counts in the step in which it was done, and only as
+    far as the trainer waited for it: the rest lies beside training. Idle is what is left.
     """
     rollout, wall = run.series("time/rollout_s"), run.series("time/train_step")
-    evals, checkpoints = run.series("time/eval_s"), run.series("time/train_checkpoint")
+    waits, evals = run.series("time/train_wait"), run.series("time/eval_s")
+    checkpoints = run.series("time/train_checkpoint")
     shares = {activity: run.series(name) for activity, name in _SHARED_OUT.items()}
     trainer = {activity: run.series(name) for activity, name in _TRAINER.items()}
+    lag = run.config.rollout.lag
     found: dict[str, dict[int, float]] = defaultdict(dict)
     for step in steps:
-        spent = {a: rollout.get(step, 0.0) * share.get(step, 0.0) for a, share in shares.items()}
-        spent |= {a: seconds.get(step, 0.0) for a, seconds in trainer.items()}
-        spent["evaluate"] = evals.get(step - 1, 0.0)
+        held_up = checkpoints.get(step - 1, 0.0)
+        free = waits[step] + held_up if step in waits else math.inf
+        spent = {"evaluate": min(free, evals.get(step - 1, 0.0))}
+        # In turns, the batch `lag` steps ahead is made; before the first step, all up to it.
+        made = [one for one in rollout if max(one - lag, 1) == step]
+        seconds = sum(rollout.get(one, 0.0) for one in made)
+        counted = min(1.0, (free - spent["evaluate"]) / seconds) if seconds > 0 else 0.0
+        for activity, share in shares.items():
+            own = sum(rollout.get(one, 0.0) * share.get(one, 0.0) for one in made)
+            spent[activity] = own * counted
+        spent |= {activity: points.get(step, 0.0) for activity, points in trainer.items()}
         if step in wall:
-            whole = wall[step] + checkpoints.get(step - 1, 0.0)
-            spent["idle"] = max(0.0, whole - sum(spent.values()))
-        for activity, seconds in spent.items():
-            if seconds > 0:
-                found[activity][step] = seconds
+            spent["idle"] = max(0.0, wall[step] + held_up - sum(spent.values()))
+        for activity, value in spent.items():
+            if value > 0:
+                found[activity][step] = value
     return dict(found)
 
 

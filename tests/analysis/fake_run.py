@@ -157,7 +157,7 @@ class FakeRun:
             "trainer/lr": 3e-4,
             "time/train_compute": 2.2 + 0.3 * self.rng.random(),
             "time/train_push": 0.5,
-            "time/train_wait": 7.0,
+            "time/train_wait": 10.0 if step - 1 in self.evaluated else 7.0,
             "time/train_step": 14.0 if step - 1 in self.evaluated else 11.0,
             **mismatch_metrics(tokens, len(samples), KlEstimator.low_var_kl),
         }

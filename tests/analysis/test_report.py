@@ -254,6 +254,40 @@ def test_a_steps_time_is_shared_out_and_the_rest_is_idle(finished_run: Path) -> 
     assert times["generate"][step] == pytest.approx(rollout * 2.4 / 3.6)
 
 
+@pytest.mark.parametrize(
+    ("lag", "generated"),
+    [
+        # The trainer waits for all of step 1, for 1 s of step 2, for 2 s of step 4, of which 0.5 s
+        # more were a checkpoint.
+        (0, [5.0, 1.0, 0.0, 2.5]),
+        # Ahead of the trainer: those of steps 1 to 3 in step 1, that of step 4 in step 2.
+        (2, [17.0, 1.0, 0.0, 0.0]),
+    ],
+)
+def test_no_more_time_is_told_than_there_was_when_batches_are_made_beside_training(
+    write_run: Callable[..., Path], lag: int, generated: list[float]
+) -> None:
+    run_dir = write_run(4)  # evaluated after 0, 2 and 4 steps, 3 s each
+    waits = [20.0, 1.0, 0.0, 2.0]
+    for step, wait in enumerate(waits, 1):
+        driven = {"time/rollout_s": [5.0, 6.0, 6.0, 6.0][step - 1]}
+        driven |= {"rollout/generate_share": 0.75, "rollout/sandbox_share": 0.25}
+        trained = {"time/train_wait": wait, "time/train_compute": 4.0, "time/train_push": 1.0}
+        metrics_log.append(run_dir, step, "driver", driven)
+        metrics_log.append(run_dir, step, "trainer", {**trained, "time/train_step": wait + 5.5})
+    metrics_log.append(run_dir, 3, "checkpoint", {"time/train_checkpoint": 0.5})
+    run = RunFiles.open(run_dir)
+    run.config.rollout.lag = lag
+    times = gather(run).times
+    for step, wait in enumerate(waits, 1):
+        told = {activity: points.get(step, 0.0) for activity, points in times.items()}
+        assert sum(told.values()) == pytest.approx(wait + 5.5 + (0.5 if step == 4 else 0.0))
+        assert told["train"] == 4.0 and told["sync"] == 1.0 and told["idle"] >= 0.5
+        made = generated[step - 1]
+        assert told["generate"] == pytest.approx(0.75 * made)
+        assert told["sandbox"] == pytest.approx(0.25 * made)
+
+
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not a run folder"):
         write_report(tmp_path)
