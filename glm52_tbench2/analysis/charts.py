@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Any, TypeVar
 
 from markupsafe import Markup, escape
 
@@ -17,8 +18,18 @@ LEFT, RIGHT, TOP, BOTTOM = 52.0, 16.0, 12.0, 26.0
 # Above this, arithmetic on an axis overflows; no metric means anything there.
 _MOST = 1e100
 
+Key = TypeVar("Key")
 Points = Mapping[int, float]
 """Step -> value."""
+
+
+def numbers(values: Mapping[Key, Any]) -> dict[Key, float]:
+    """What of `values` is a number with which arithmetic can be done: finite, at most 1e100."""
+    return {
+        key: value
+        for key, value in values.items()
+        if isinstance(value, int | float) and abs(value) < _MOST
+    }
 
 
 class Style(Enum):
@@ -43,6 +54,9 @@ class Series:
     """Step -> interval, drawn as a bar at its point; NaN bounds are left out."""
     gaps: frozenset[int] = frozenset()
     """Steps whose value cannot be drawn."""
+    every: int = 0
+    """Steps from one measurement to the next: the line is parted where one is missing. 0: it is
+    drawn across."""
     dashed: bool = False
     """Of another run."""
 
@@ -229,7 +243,7 @@ def _drawable(series: Series, log: bool) -> Series:
     def good(value: float) -> bool:
         return abs(value) < _MOST and (value > 1 / _MOST or not log)
 
-    points = {step: v for step, v in series.points.items() if good(v)}
+    points = {step: value for step, value in numbers(series.points).items() if good(value)}
     bounds = {s: b for s, b in series.bounds.items() if s in points and all(map(good, b))}
     gaps = frozenset(series.points.keys() - points.keys())
     return replace(series, points=points, bounds=bounds, gaps=gaps)
@@ -361,9 +375,11 @@ def _curve(series: Series, x: _StepAxis, y: _LinearAxis | _LogAxis) -> list[str]
 
 
 def _runs(series: Series) -> list[list[int]]:
-    """The steps of the curve, parted where a value cannot be drawn."""
+    """The steps of the curve, parted where a value is missing or cannot be drawn."""
     runs: list[list[int]] = [[]]
     for step in sorted({*series.points, *series.gaps}):
+        if series.every and runs[-1] and step - runs[-1][-1] > series.every:
+            runs.append([])
         if step in series.gaps:
             runs.append([])
         else:

@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .charts import Cell, Points
+from .charts import Cell, Points, numbers
 from .run_files import Row, RunFiles
 from .stats import Change, Interval, Rewards, mean_interval, paired_change
 
@@ -82,7 +82,7 @@ def gather(run: RunFiles) -> Facts:
             visits[task][step] = _cell(task, step, found)
         for row in rows:
             facts.examples[row["end_reason"]] = ("rollouts", step, row["sample_id"])
-        for name, value in run.stats("rollouts", step).items():
+        for name, value in numbers(run.stats("rollouts", step)).items():
             if name.startswith(("replaced/", "dropped/", "wasted/")):
                 facts.lost[name] += int(value)
     for step in run.steps("eval"):
@@ -143,11 +143,15 @@ def _times(run: RunFiles, steps: Sequence[int]) -> dict[str, Points]:
     makes the wall clock longer. Generation counts in the step in which it was done, and only as
     far as the trainer waited for it: the rest lies beside training. Idle is what is left.
     """
-    rollout, wall = run.series("time/rollout_s"), run.series("time/train_step")
-    waits, evals = run.series("time/train_wait"), run.series("time/eval_s")
-    checkpoints = run.series("time/train_checkpoint")
-    shares = {activity: run.series(name) for activity, name in _SHARED_OUT.items()}
-    trainer = {activity: run.series(name) for activity, name in _TRAINER.items()}
+
+    def series(name: str) -> Points:
+        return numbers(run.series(name))
+
+    rollout, wall = series("time/rollout_s"), series("time/train_step")
+    waits, evals = series("time/train_wait"), series("time/eval_s")
+    checkpoints = series("time/train_checkpoint")
+    shares = {activity: series(name) for activity, name in _SHARED_OUT.items()}
+    trainer = {activity: series(name) for activity, name in _TRAINER.items()}
     lag = run.config.rollout.lag
     found: dict[str, dict[int, float]] = defaultdict(dict)
     for step in steps:

@@ -101,6 +101,8 @@ def _curves(run: RunFiles, facts: Facts, metric: Callable[[str], Points]) -> lis
     )
     held_out = {step: found for step in facts.evals if (found := facts.held_out(step))}
     mismatch = "trainer/mismatch"
+
+    split = run.config.optim.grad_split_every or 1
     return [
         _Curves(
             "Training reward",
@@ -181,8 +183,8 @@ def _curves(run: RunFiles, facts: Facts, metric: Callable[[str], Points]) -> lis
             "Before clipping; of all samples, and of those that are pulled up or pushed down.",
             [
                 Series("all", metric("trainer/grad_norm"), 1),
-                Series("A > 0", metric("trainer/grad_norm_positive"), 4),
-                Series("A < 0", metric("trainer/grad_norm_negative"), 2),
+                Series("A > 0", metric("trainer/grad_norm_positive"), 4, every=split),
+                Series("A < 0", metric("trainer/grad_norm_negative"), 2, every=split),
             ],
             limits=(0.0, None),
         ),
@@ -209,7 +211,7 @@ def _curves(run: RunFiles, facts: Facts, metric: Callable[[str], Points]) -> lis
 
 def _line_figure(curves: _Curves, beside: Sequence[Series], marks: Mapping[int, str]) -> Figure:
     chart = line_chart(
-        [*curves.series, *beside],
+        [_parted(one) for one in (*curves.series, *beside)],
         f"{curves.title} by step",
         log=curves.log,
         limits=curves.limits,
@@ -223,6 +225,11 @@ def _line_figure(curves: _Curves, beside: Sequence[Series], marks: Mapping[int, 
         if several and (one.points or (their and their.points))
     ]
     return Figure(curves.title, curves.hint + (" Log axis." if curves.log else ""), chart, drawn)
+
+
+def _parted(series: Series) -> Series:
+    """A line of what every step has, unless it says otherwise, is parted where a step lacks it."""
+    return replace(series, every=series.every or 1) if series.style is Style.line else series
 
 
 def ends_figure(facts: Facts) -> tuple[Figure, list[Layer]]:

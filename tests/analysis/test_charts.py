@@ -49,6 +49,20 @@ def test_a_curve_is_one_line_and_a_gap_parts_it() -> None:
     assert data_of(parted)["steps"] == [1, 2, 4, 5]
 
 
+def test_a_line_of_every_step_is_parted_where_one_is_missing_and_another_is_drawn_across() -> None:
+    points = {2: 1.0, 4: 2.0, 8: 1.5, 10: 1.0}
+    assert len(drawn(line_chart([Series("s", points, 1)], "s"), "line")) == 1
+    assert len(drawn(line_chart([Series("s", points, 1, every=2)], "s"), "line")) == 2
+    alone = line_chart([Series("s", points, 1, every=1)], "s")
+    assert (len(drawn(alone, "line")), len(drawn(alone, "dot"))) == (0, 4)
+
+
+def test_what_is_no_number_is_not_drawn() -> None:
+    values: dict[int, Any] = {1: 1.0, 2: "2.0", 3: None, 4: [1.0], 5: 10**400, 6: 2.0}
+    assert data_of(line_chart([Series("s", values, 1)], "s"))["steps"] == [1, 6]
+    assert line_chart([Series("s", {1: values[2]}, 1)], "s") is None
+
+
 def test_a_lone_point_is_a_dot() -> None:
     assert len(drawn(line_chart([Series("s", {4: 1.0}, 1)], "s"), "dot")) == 1
 
