@@ -1,9 +1,11 @@
 """What the report's maps show: tasks by step, and giant turns that come again, by step."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from .health import Health, health
 from .run_files import Row, RunFiles
+from .sentinel.files import Alarm
 from .sentinel.history import Family
 from .sentinel.watch import judge
 
@@ -11,14 +13,14 @@ MOST_FAMILIES = 60
 _COLUMNS = ("sample_id", "task_id", "reward", "advantage", "end_reason", "truncated")
 
 
-def maps(run: RunFiles) -> tuple[dict[str, Any], list[int]]:
-    """The maps as plain values, and the steps at which alarms open.
+def maps(run: RunFiles) -> tuple[dict[str, Any], Health]:
+    """The maps as plain values, and what is said of the run's health.
 
-    `steps`; `samples`: step -> a list of [id, task, reward, advantage, end] a sample; `tasks`: a
-    row a task, the one that is pushed down most first, with its cells by step (`reward`,
-    `truncated` and, of a trained step, `pull` and `drift`, see docs/metrics.md); `families`: a row
-    a family of near-identical turns near the cap that come in two steps or more, the most frequent
-    first.
+    `steps`; `judged`: how many of them the sentinel can judge; `samples`: step -> a list of [id,
+    task, reward, advantage, end] a sample; `tasks`: a row a task, the one that is pushed down most
+    first, with its cells by step (`reward`, `truncated` and, of a trained step, `pull` and `drift`,
+    see docs/metrics.md); `families`: a row a family of near-identical turns near the cap that come
+    in two steps or more, the most frequent first.
     """
     alarms, history = judge(run)
     rows = {step: run.rows("rollouts", step, _COLUMNS) for step in run.steps("rollouts")}
@@ -43,12 +45,13 @@ def maps(run: RunFiles) -> tuple[dict[str, Any], list[int]]:
     )
     found: dict[str, Any] = {
         "steps": list(rows),
+        "judged": len(history.steps),
         "samples": {step: [_sample(row) for row in of_step] for step, of_step in rows.items()},
         "tasks": tasks,
         "families": [_family(family) for family in repeated[:MOST_FAMILIES]],
         "more_families": max(0, len(repeated) - MOST_FAMILIES),
     }
-    return found, [alarm.step for alarm in alarms]
+    return found, health(run, alarms, len(history.steps))
 
 
 def _sample(row: Row) -> list[Any]:
@@ -71,16 +74,17 @@ def _family(family: Family) -> dict[str, Any]:
     return {
         "name": ", ".join(family.tasks),
         "tokens": round(sum(lengths) / len(lengths)),
+        "since": family.steps[0],
         "cells": cells,
     }
 
 
-def by_importance(found: dict[str, Any], alarmed: list[int]) -> Iterator[tuple[int, str]]:
+def by_importance(found: dict[str, Any], alarms: Sequence[Alarm]) -> Iterator[tuple[int, str]]:
     """Every sample of the run, those first that a reader of an unhealthy run asks for: giant turns
     that come again, newest first, then the steps of alarms, then from the newest step backwards."""
     for family in found["families"]:
         for step, cell in reversed(family["cells"].items()):
             yield from ((step, sample) for sample, _ in cell["turns"])
-    steps = [step for step in alarmed if step in found["samples"]]
+    steps = [alarm.step for alarm in alarms if alarm.step in found["samples"]]
     for step in [*steps, *reversed(found["steps"])]:
         yield from ((step, sample[0]) for sample in found["samples"][step])

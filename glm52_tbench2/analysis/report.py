@@ -19,13 +19,13 @@ from ..config.compose import to_yaml
 from ..config.errors import UserError
 from ..config.files import atomic_write_bytes
 from ..config.paths import resolve
-from .charts import Layer, heat_table
+from .charts import Layer, heat_table, numbers
 from .conversations import Conversations, base64_text
 from .facts import Facts, first_and_last, gather, window
 from .figures import PUBLISHED_KL, beside_name, ends_figure, figures, times_figure
+from .health import Health
 from .maps import by_importance, maps
 from .run_files import RunFiles
-from .sentinel.files import alarms
 from .stats import task_means
 from .transcript import Decoder, Transcript, transcribe
 
@@ -67,6 +67,7 @@ class Explored:
     """Of the ids of its elements."""
     title: str
     data: dict[str, Any]
+    health: Health
     conversations: Conversations
     words: dict[int, str]
 
@@ -102,9 +103,9 @@ def render(run: RunFiles, other: RunFiles | None = None, steps: range | None = N
     ]
     facts = gather(run)
     transcripts = _transcripts(run, facts, decoders[0])
-    highlights, alarmed = _highlights(run), alarms(run.path)
+    highlights, known = _highlights(run), explored[0].health
     marks: dict[int, str] = {}
-    for alarm in alarmed:
+    for alarm in known.alarms:
         marks[alarm.step] = "\n".join(filter(None, (marks.get(alarm.step), alarm.sentence)))
     (ends, end_layers), (times, time_layers) = ends_figure(facts), times_figure(facts)
     columns, rows = _eval_table(facts)
@@ -112,14 +113,14 @@ def render(run: RunFiles, other: RunFiles | None = None, steps: range | None = N
         run=run,
         state=run.state,
         written=time.strftime("%Y-%m-%d %H:%M:%S %Z"),
-        steps_done=facts.steps[-1] if facts.steps else 0,
+        steps_trained=max([*run.metrics.get("trainer", {}), *run.steps("train")], default=0),
         identity=run.identity,
         brief=[f"{name} {highlights[name]}" for name in _BRIEF if name in highlights],
         headline=headline(facts),
         tiles=_tiles(run, facts),
         highlights=list(highlights.items()),
         config_yaml=to_yaml(run.config),
-        alarms=alarmed,
+        health=known,
         figures=figures(run, facts, marks, None if other is None else (other, gather(other))),
         heat=heat_table(
             list(facts.visits.items()),
@@ -218,7 +219,7 @@ def _tiles(run: RunFiles, facts: Facts) -> list[Tile]:
         ("Truncated share", facts.truncated),
     ):
         tiles.append(Tile(title, *first_and_last(points, window(run, facts))))
-    kl = run.series("trainer/train_rollout_kl")
+    kl = numbers(run.series("trainer/train_rollout_kl"))
     if kl:
         last_kl = list(kl.values())[-1]
         tone = "bad" if last_kl > 10 * PUBLISHED_KL.high else ""
@@ -311,9 +312,9 @@ def _transcripts(run: RunFiles, facts: Facts, decoder: Decoder | ValueError) -> 
 def _explore(
     run: RunFiles, place: int, steps: range | None, decoder: Decoder | ValueError
 ) -> Explored:
-    data, alarmed = maps(run)
+    data, known = maps(run)
     conversations = Conversations()
-    wanted = by_importance(data, alarmed)
+    wanted = by_importance(data, known.alarms)
     conversations.add(run, wanted if steps is None else _first(steps, wanted))
     words: dict[int, str] = {}
     if isinstance(decoder, Decoder):
@@ -323,7 +324,7 @@ def _explore(
         run.warnings.append(f"Conversations show numbers for tokens: {decoder}.")
     prefix = f"r{place}-"
     data |= {"prefix": prefix, "vocabulary": f"{prefix}words"}
-    return Explored(prefix, run.name, data, conversations, words)
+    return Explored(prefix, run.name, data, known, conversations, words)
 
 
 def _first(steps: range, wanted: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
@@ -352,7 +353,7 @@ def _unsaid(run: RunFiles, facts: Facts) -> list[str]:
             "The trainer has written no metrics: mismatch, gradient, entropy and the time it "
             "takes are unknown."
         )
-    same = run.series("trainer/mismatch/zero_share")
+    same = numbers(run.series("trainer/mismatch/zero_share"))
     if same and max(same.values()) > 0.99:
         step = max(same, key=lambda s: same[s])
         notes.append(
@@ -360,7 +361,7 @@ def _unsaid(run: RunFiles, facts: Facts) -> list[str]:
             f"{same[step]:.1%} of the tokens: check that the trainer scores with its own forward, "
             "the mismatch metrics may say nothing."
         )
-    lost = run.series("trainer/mismatch/nonfinite_share")
+    lost = numbers(run.series("trainer/mismatch/nonfinite_share"))
     if lost and max(lost.values()) > 0:
         notes.append("Some log-probs are not finite; they are left out of the mismatch metrics.")
     found = facts.held_out_change

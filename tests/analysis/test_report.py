@@ -2,6 +2,7 @@
 
 import html
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -216,6 +217,56 @@ def test_lost_samples_are_counted(finished_run: Path) -> None:
     assert re.search(r"replaced/sandbox</td><td class=\"n\">5<", page_of(finished_run))
 
 
+def test_what_is_no_number_in_the_metrics_is_left_out(write_run: Callable[..., Path]) -> None:
+    run_dir = write_run(3)
+    expected = page_of(run_dir)
+    bad = {"trainer/entropy": "high", "time/train_step": None, "time/train_wait": math.inf}
+    bad |= {"trainer/train_rollout_kl": [1], "trainer/mismatch/zero_share": {}}
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 4, "source": "trainer", "time": 0, "metrics": bad}) + "\n")
+        stale = {"time/rollout_s": "x", "rollout/verify_share": math.nan}
+        file.write(json.dumps({"step": 4, "source": "driver", "time": 0, "metrics": stale}) + "\n")
+    assert section(page_of(run_dir), "curves") == section(expected, "curves")
+    assert section(page_of(run_dir), "time") == section(expected, "time")
+
+
+def test_the_head_tells_the_steps_that_are_trained(write_run: Callable[..., Path]) -> None:
+    run_dir = write_run(3)
+    log = run_dir / "metrics.jsonl"
+    lines = [line for line in log.read_text().splitlines() if '"trainer"' not in line]
+    log.write_text("\n".join(lines) + "\n")
+    assert "step 0 of 4" in page_of(run_dir)  # three batches wait for the trainer
+    metrics_log.append(run_dir, 1, "trainer", {"trainer/loss": 0.5})
+    assert "step 1 of 4" in page_of(run_dir)
+
+
+def test_a_curve_is_not_drawn_over_steps_that_lack_its_metric(
+    write_run: Callable[..., Path],
+) -> None:
+    run_dir = write_run(4)
+    near = "trainer/mismatch/turn_near_cap/abs_mean"
+    log = run_dir / "metrics.jsonl"
+    records = [json.loads(line) for line in log.read_text().splitlines()]
+    for record in records:
+        if record["source"] == "trainer":
+            record["metrics"].pop(near, None)
+            step = record["step"]
+            record["metrics"] |= {near: 0.01 * step} if step != 3 else {}
+            # Measured at every second step alone.
+            record["metrics"] |= {"trainer/grad_norm_positive": 0.1} if step % 2 == 0 else {}
+    log.write_text("".join(json.dumps(record) + "\n" for record in records))
+    config = run_dir / "config.yaml"
+    config.write_text(config.read_text().replace("grad_split_every: 4", "grad_split_every: 2"))
+    curves = section(page_of(run_dir), "curves")
+    charts = {
+        title: svg for title, svg in re.findall(r"<h3>([^<]*)</h3>.*?(<svg.*?</svg>)", curves, re.S)
+    }
+    capped, gradient = charts["The same on turns near the cap"], charts["Gradient norm"]
+    assert len(re.findall(r'class="line c4" d="M[^L"]*L[^L"]*"', capped)) == 1  # steps 1 and 2
+    assert len(re.findall(r'class="dot c4"', capped)) == 1  # step 4
+    assert len(re.findall(r'class="line c4" d="M[^L"]*L[^L"]*"', gradient)) == 1  # steps 2 and 4
+
+
 def test_what_happened_to_roles_is_told_on_every_node_and_routine_is_not(
     write_run: Callable[..., Path],
 ) -> None:
@@ -257,8 +308,8 @@ def test_a_steps_time_is_shared_out_and_the_rest_is_idle(finished_run: Path) -> 
 @pytest.mark.parametrize(
     ("lag", "generated"),
     [
-        # The trainer waits for all of step 1, for 1 s of step 2, for 2 s of step 4, of which 0.5 s
-        # more were a checkpoint.
+        # The trainer waits for all of step 1, for 1 s of step 2, and for 2 s of step 4 after the
+        # 0.5 s of a checkpoint.
         (0, [5.0, 1.0, 0.0, 2.5]),
         # Ahead of the trainer: those of steps 1 to 3 in step 1, that of step 4 in step 2.
         (2, [17.0, 1.0, 0.0, 0.0]),

@@ -80,7 +80,7 @@
     title.textContent = `${found.task_id} · ${id} · reward ${number(found.reward)} · advantage `
       + `${number(found.advantage)} · ${found.end_reason}${found.truncated ? ", cut" : ""} · `
       + `${found.tokens.length} tokens`;
-    bar.append(by, " ", next, " ", readout);
+    bar.append(by, " ", ...(found.trainer ? [next, " "] : []), readout);
     const body = document.createElement("pre");
     body.className = "tokens";
     body.tabIndex = 0;

@@ -23,18 +23,34 @@
   // |D| from 0.01 to 10, by its logarithm.
   const drifted = (value) => mixed("--bad", (Math.log10(Math.max(value, 1e-2)) + 2) / 3);
 
-  const colours = {
-    reward: (cell) => mixed("--heat-1", cell.reward),
-    pull: (cell) => signed(cell.pull ?? 0, 2),
-    drift: (cell) => drifted(cell.drift ?? 0),
-    truncated: (cell) => mixed("--cut", cell.truncated),
-    count: (cell) => mixed("--heat-1", cell.count / 8),
-    advantage: (cell) => signed(cell.advantage, 2),
+  // What a cell may be coloured by: its colour, from one end of the scale to the other.
+  const scales = {
+    reward: { ends: [0, 1], colour: (value) => mixed("--heat-1", value) },
+    pull: { ends: [-2, 2], colour: (value) => signed(value, 2) },
+    drift: { ends: [0.01, 10], log: true, colour: drifted },
+    truncated: { ends: [0, 1], colour: (value) => mixed("--cut", value) },
+    count: { ends: [0, 8], colour: (value) => mixed("--heat-1", value / 8) },
+    advantage: { ends: [-2, 2], colour: (value) => signed(value, 2) },
+  };
+  const known = (value) => Number.isFinite(value);
+  const key = (by, values) => {
+    const { ends: [low, high], log, colour } = scales[by];
+    const at = (share) => log ? low * (high / low) ** share : low + (high - low) * share;
+    const ramp = make("i");
+    const stops = Array.from({ length: 17 }, (_, place) => colour(at(place / 16)));
+    ramp.style.background = `linear-gradient(90deg, ${stops.join(", ")})`;
+    const some = values.filter(known);
+    const less = some.some((value) => value < low) || log ? "≤ " : "";
+    const more = some.some((value) => value > high) ? "≥ " : "";
+    const found = make("span", { class: "scale" }, `${less}${low}`, ramp, `${more}${high}`);
+    if (some.length < values.length) found.append(make("i", { class: "unknown" }), "not known");
+    return found;
   };
 
   // A map: rows [{name, cells: {step: cell}}], one column a step. Arrow keys move, Enter opens.
-  const draw = (rows, steps, label, opened) => {
-    const names = 230, wide = Math.max(4, Math.min(22, 900 / Math.max(1, steps.length))), high = 15;
+  const draw = (rows, steps, label, room, opened) => {
+    const names = 230, high = 15;
+    const wide = Math.max(4, Math.min(22, (room - names - 6) / Math.max(1, steps.length)));
     const svg = make("svg", {
       class: "map", tabindex: 0, role: "img", "aria-label": label,
       width: names + wide * steps.length + 6, height: high * rows.length + 22,
@@ -47,9 +63,11 @@
       svg.append(make("text", at, String(step)));
     });
     rows.forEach((row, line) => {
-      const short = row.name.length > 34 ? `${row.name.slice(0, 33)}…` : row.name;
+      const room = 34 - (row.note || "").length;
+      const name = row.name.length > room ? `${row.name.slice(0, room - 1)}…` : row.name;
+      const short = `${name}${row.note || ""}`;
       const at = { class: "row", x: names - 8, y: 29 + line * high, "text-anchor": "end" };
-      svg.append(make("text", at, short, make("title", {}, row.name)));
+      svg.append(make("text", at, short, make("title", {}, row.told || row.name)));
       steps.forEach((step, column) => {
         const cell = row.cells[step];
         if (!cell) return;
@@ -85,11 +103,13 @@
     });
     const paint = (by, told) => {
       for (const { rect, cell, row, step } of cells.values()) {
-        rect.style.fill = colours[by](cell);
+        rect.style.fill = known(cell[by]) ? scales[by].colour(cell[by]) : "";
+        rect.classList.toggle("unknown", !known(cell[by]));
         rect.replaceChildren(make("title", {}, `${row.name}, step ${step}: ${told(cell)}`));
       }
     };
-    return { svg, paint };
+    const values = (by) => Array.from(cells.values(), ({ cell }) => cell[by]);
+    return { svg, paint, values };
   };
 
   const samplesOf = (side, found) => {
@@ -127,18 +147,24 @@
     const add = (title, hint, map, choices, told) => {
       const select = make("select", { "aria-label": `Colour of ${title}` },
         ...Object.entries(choices).map(([key, text]) => make("option", { value: key }, text)));
-      select.addEventListener("change", () => map.paint(select.value, told));
-      map.paint(select.value, told);
-      home.append(make("div", { class: "card wide" },
-        make("h3", {}, title, " ", select), make("p", { class: "hint" }, hint), map.svg));
+      const scale = make("p", { class: "hint" });
+      const paint = () => {
+        map.paint(select.value, told);
+        scale.replaceChildren(key(select.value, map.values(select.value)));
+      };
+      select.addEventListener("change", paint);
+      paint();
+      home.append(make("div", { class: "card wide" }, make("h3", {}, title, " ", select),
+        make("p", { class: "hint" }, hint), scale, map.svg));
     };
+    const room = Math.max(480, home.clientWidth - 38);  // of a card, inside
     if (side.tasks.length) {
       const rows = side.tasks.map((row) => ({ name: row.task, cells: row.cells }));
-      add("Tasks by step",
-        "A row a task, those pushed down most first; a cell a visit.",
-        draw(rows, side.steps, "Training tasks by step", opened),
-        { pull: "mean advantage of its tokens", reward: "mean reward", drift: "mean |D|",
-          truncated: "truncated share" },
+      const order = side.judged ? ", those pushed down most first" : "";
+      const scored = { pull: "mean advantage of its tokens", drift: "mean |D|" };
+      add("Tasks by step", `A row a task${order}; a cell a visit.`,
+        draw(rows, side.steps, "Training tasks by step", room, opened),
+        { ...(side.judged ? scored : {}), reward: "mean reward", truncated: "truncated share" },
         (cell) => `reward ${number(cell.reward)}, advantage ${number(cell.pull)}, `
           + `|D| ${number(cell.drift)}, ${number(100 * cell.truncated)} % cut`);
     } else {
@@ -146,18 +172,22 @@
         "No batch has been written yet: there are no maps."));
     }
     if (side.families.length) {
-      const rows = side.families.map((one) => (
-        { name: `${one.name} (${one.tokens} tokens)`, cells: one.cells }));
+      const rows = side.families.map((one) => ({
+        name: one.name, note: ` (${one.tokens}, from ${one.since})`, cells: one.cells,
+        told: `${one.name}: ${one.tokens} tokens, first in step ${one.since}`,
+      }));
       const more = side.more_families ? ` ${side.more_families} rarer families are not shown.` : "";
       add("Turns that come again",
-        `A row a family of near-identical turns near the cap, in two steps or more.${more}`,
-        draw(rows, side.steps, "Repeated turns by step", opened),
+        "A row a family of near-identical turns near the cap, in two steps or more; its tokens a "
+        + `turn and its first step.${more}`,
+        draw(rows, side.steps, "Repeated turns by step", room, opened),
         { advantage: "mean advantage", drift: "mean |D|", count: "how many" },
         (cell) => `${cell.count} turns, advantage ${number(cell.advantage)}, `
           + `|D| ${number(cell.drift)}`);
     } else if (side.tasks.length) {
-      home.append(make("p", { class: "nothing" },
-        "No turn near the cap came again in a later step, near-identical."));
+      home.append(make("p", { class: "nothing" }, side.judged
+        ? "No turn near the cap came again in a later step, near-identical."
+        : "Whether turns near the cap come again is not known: no step could be judged."));
     }
     home.append(make("div", { class: "card" }, list), view);
   };
