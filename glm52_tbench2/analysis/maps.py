@@ -18,7 +18,7 @@ def maps(run: RunFiles) -> tuple[dict[str, Any], Health]:
 
     `steps`; `judged`: how many of them the sentinel can judge; `samples`: step -> a list of [id,
     task, reward, advantage, end] a sample; `tasks`: a row a task, the one that is pushed down most
-    first, with its cells by step (`reward`, `truncated` and, of a trained step, `pull` and `drift`,
+    first and the unjudged last, with its cells by step (`reward`, `truncated` and, of a trained step, `pull` and `drift`,
     see docs/metrics.md); `families`: a row a family of near-identical turns near the cap that come
     in two steps or more, the most frequent first.
     """
@@ -26,7 +26,7 @@ def maps(run: RunFiles) -> tuple[dict[str, Any], Health]:
     rows = {step: run.rows("rollouts", step, _COLUMNS) for step in run.steps("rollouts")}
     cells: dict[str, dict[int, dict[str, float]]] = {}
     for step, of_step in rows.items():
-        for task in {row["task_id"] for row in of_step}:
+        for task in dict.fromkeys(row["task_id"] for row in of_step):
             mine = [row for row in of_step if row["task_id"] == task]
             cells.setdefault(task, {})[step] = {
                 "reward": sum(row["reward"] for row in mine) / len(mine),
@@ -38,7 +38,8 @@ def maps(run: RunFiles) -> tuple[dict[str, Any], Health]:
             if step in cells.get(task, {}):
                 cells[task][step] |= {"pull": visit.pull, "drift": visit.drift}
                 pulls[task] += visit.pull * visit.tokens
-    tasks = [{"task": task, "cells": cells[task]} for task in sorted(cells, key=pulls.__getitem__)]
+    order = sorted(cells, key=lambda task: (task not in history.visits, pulls[task]))
+    tasks = [{"task": task, "cells": cells[task]} for task in order]
     repeated = sorted(
         (family for family in history.families if len(family.steps) > 1),
         key=lambda family: (-len(family.steps), -len(family.members)),

@@ -378,9 +378,9 @@ def opened(side: int) -> str:
     return OPEN.replace("SIDE", str(side))
 
 
-def trained(run_dir: Path, tokenizer: Tokenizer) -> Path:
+def trained(run_dir: Path, tokenizer: Tokenizer, steps: int = 3) -> Path:
     """A finished run whose steps the trainer has scored."""
-    FakeRun(run_dir, tokenizer, steps=3).write()
+    FakeRun(run_dir, tokenizer, steps=steps).write()
     run = RunFiles.open(run_dir)
     for step in run.steps("rollouts"):
         rows = run.columns("rollouts", step, ("sample_id", "rollout_logprobs", "loss_mask"))
@@ -491,6 +491,7 @@ def test_a_family_of_repeated_turns_has_its_row() -> None:
         "drift": 0.75,
         "turns": [["000002-0-0", 2]],
     }
+    assert found["since"] == 1
 
 
 @pytest.mark.parametrize("at_once", [7, 512])
@@ -523,3 +524,78 @@ def test_a_page_takes_conversations_by_importance_whatever_step_they_are_of(
     assert found.left_out == len(wanted) - 10
     # Of a step, the samples' file and the trainer's.
     assert max(map(reads.count, reads)) <= 2 * -(-11 // at_once)
+
+
+def alarms_of(run_dir: Path) -> str:
+    return html.unescape(section(page_of(run_dir), "alarms"))
+
+
+def test_where_nothing_was_judged_the_page_says_why(
+    write_run: Callable[..., Path], tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    run_dir = write_run(0)
+    assert "Nothing was judged: no batch has been written yet." in alarms_of(run_dir)
+
+    def told(run_dir: Path) -> str:
+        return maps.maps(RunFiles.open(run_dir))[1].told
+
+    run_dir = trained(tmp_path / "scored", tokenizer)
+    (run_dir / "alarms.jsonl").touch()
+    assert "no sign of an unhealthy run in 3 steps." in told(run_dir)
+    shutil.move(run_dir / "train", tmp_path / "train")
+    assert "Nothing was judged: the trainer's scores (train/) are not there." in told(run_dir)
+    (run_dir / "metrics.jsonl").unlink()
+    assert "Nothing was judged: no step has been trained yet." in told(run_dir)
+    shutil.move(tmp_path / "train", run_dir / "train")
+    config = run_dir / "config.yaml"
+    text = config.read_text()
+    config.write_text(text.replace("  actions: {}", "  actions: {length: ignore}"))
+    assert "in 3 steps. Not looked for: length." in told(run_dir)
+    config.write_text(text.replace("action: note", "action: ignore"))
+    assert "Nothing was judged: the config has the sentinel ignore every sign" in told(run_dir)
+
+
+def test_alarms_of_a_run_that_nobody_watched_are_found_afterwards(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    run_dir = trained(tmp_path / "run", tokenizer)
+    assert "did not watch this run (alarms.jsonl is not there): afterwards" in alarms_of(run_dir)
+    config = run_dir / "config.yaml"
+    config.write_text(re.sub(r"(\n  visits:) .*", r"\1 0.5", config.read_text()))
+    told = alarms_of(run_dir)
+    assert "these alarms were found afterwards" in told
+    assert '<span class="chip">visits</span></td><td>nothing</td>' in told
+    assert 'class="mark"' in section(page_of(run_dir), "curves")
+    (run_dir / "alarms.jsonl").touch()  # as a sentinel leaves it that saw no sign
+    assert "chip" not in alarms_of(run_dir)
+
+
+def test_maps_fit_their_card_have_a_key_and_tell_what_is_unknown_from_0(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    run_dir = trained(tmp_path / "run", tokenizer, steps=25)
+    (run_dir / "train" / "step_000025.parquet").unlink()
+    script = """
+      const card = document.querySelector('#explore-0 .card.wide');
+      const key = () => [card.querySelector('.scale').textContent,
+        getComputedStyle(card.querySelector('.scale i')).backgroundImage !== 'none'];
+      const unknown = () => [...card.querySelectorAll('.spot.unknown title')]
+        .map((one) => one.textContent.match(/step (\\d+)/)[1]);
+      const first = [key(), [...new Set(unknown())]];
+      const select = card.querySelector('select');
+      select.value = 'reward';
+      select.dispatchEvent(new Event('change'));
+      const home = document.querySelector('#explore-0 .conversation');
+      const side = JSON.parse(document.getElementById('explore-data').textContent)[0];
+      const buttons = [];
+      for (const step of [24, 25]) {
+        await window.glm52Conversation(home, side, side.samples[step][0][0], null);
+        buttons.push(home.querySelectorAll('.bar button').length);
+      }
+      return [first, [key(), unknown()], card.scrollWidth <= card.clientWidth, buttons];
+    """
+    first, second, fits, buttons = json.loads(driven(write_report(run_dir), script, tmp_path))
+    assert first == [["-22not known", True], ["25"]]
+    assert second == [["01", True], []]
+    assert fits
+    assert buttons == [1, 0]  # without the trainer's log-probs there is no D to look for
