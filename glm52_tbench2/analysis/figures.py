@@ -101,7 +101,6 @@ def _curves(run: RunFiles, facts: Facts, metric: Callable[[str], Points]) -> lis
     )
     held_out = {step: found for step in facts.evals if (found := facts.held_out(step))}
     mismatch = "trainer/mismatch"
-
     split = run.config.optim.grad_split_every or 1
     return [
         _Curves(

@@ -18,9 +18,9 @@ def maps(run: RunFiles) -> tuple[dict[str, Any], Health]:
 
     `steps`; `judged`: how many of them the sentinel can judge; `samples`: step -> a list of [id,
     task, reward, advantage, end] a sample; `tasks`: a row a task, the one that is pushed down most
-    first and the unjudged last, with its cells by step (`reward`, `truncated` and, of a trained step, `pull` and `drift`,
-    see docs/metrics.md); `families`: a row a family of near-identical turns near the cap that come
-    in two steps or more, the most frequent first.
+    first and the unjudged last, with its cells by step (`reward`, `truncated` and, of a trained
+    step, `pull` and `drift`, see docs/metrics.md); `families`: a row a family of near-identical
+    turns near the cap that come in two steps or more, the most frequent first.
     """
     alarms, history = judge(run)
     rows = {step: run.rows("rollouts", step, _COLUMNS) for step in run.steps("rollouts")}

@@ -358,7 +358,7 @@ def driven(page: Path, script: str, folder: Path) -> str:
     )
     copy = folder / "driven.html"
     copy.write_text(text.replace("</body>", f"<script>{driver}</script></body>"))
-    elements, _ = in_browser(copy, "--virtual-time-budget=20000")
+    elements, _ = in_browser(copy, "--virtual-time-budget=300000")
     found = re.search(r'<pre id="said">(.*?)</pre>', elements, re.S)
     assert found, re.findall("<title>FAILED.*?</title>", elements)
     return html.unescape(found[1])
