@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from glm52_tbench2.config.schema import BatchOrder
@@ -56,6 +56,7 @@ class Run:
         for number in sorted(self.finished):
             self.books.restore(number, self.born[number])
             self.books.finish(number)
+        self.take()  # as a driver does before it waits for anything
 
     def moves(self):
         if len(self.books.running) < self.most_running and self.books.may_start(self.version):
@@ -99,14 +100,30 @@ class Run:
         while not self.over:
             if self.rng.random() < self.kill:
                 self.restart()
+                continue
             moves = list(self.moves())
             assert moves, "nothing may move: the run hangs"
             self.rng.choice(moves)()
             self.take()
 
 
+LOST_WHILE_OTHERS_WAITED = {
+    "size": 1,
+    "staleness": 3,
+    "order": BatchOrder.first_finished,
+    "waiting": 1,
+    "most_running": 3,
+    "drop": 0.3,
+    "kill": 0.05,
+    "there": frozenset(),
+    "seed": 345487,
+}
+"""A group that was due runs, and is lost with the driver: those that wait for it make batches."""
+
+
 @settings(max_examples=300, deadline=None)
 @given(runs())
+@example(LOST_WHILE_OTHERS_WAITED)
 def test_every_batch_is_full_fresh_enough_and_of_groups_of_its_own(given_run):
     run = Run(**given_run)
     run.play()
