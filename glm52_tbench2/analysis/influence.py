@@ -88,7 +88,7 @@ def influences(run: RunFiles, step: int) -> Apart | None:
     if table is None:
         return None
     if wrong := _wrong(table):
-        run.warn(f"{KIND}/step_{step:06d}.parquet {wrong}; left out")
+        run.leave_out(KIND, step, wrong)
         return None
     rows: list[Row] = table.to_pylist()
     parts: dict[tuple[Any, ...], list[Row]] = {}

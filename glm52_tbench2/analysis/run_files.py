@@ -3,7 +3,7 @@
 import json
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -208,6 +208,17 @@ class RunFiles:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             self.warn(f"{path.relative_to(self.path)} is not readable and left out: {reason}")
             return None
+
+    def lacks(self, kind: str, step: int, known: Collection[str], names: Sequence[str]) -> bool:
+        """Whether the columns `known` of a step file are not all of `names`; it is then named."""
+        missing = [name for name in names if name not in known]
+        if missing:
+            self.leave_out(kind, step, f"lacks {', '.join(missing)}")
+        return bool(missing)
+
+    def leave_out(self, kind: str, step: int, why: str) -> None:
+        """Names a step file that tells nothing; `why` goes on after its name."""
+        self.warn(f"{self._file(kind, step).relative_to(self.path)} {why}; left out")
 
     def _check(self, metadata: dict[bytes, bytes], step: int) -> None:
         """Raises ValueError for a step file of another schema version, run or step."""

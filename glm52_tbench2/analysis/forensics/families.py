@@ -69,7 +69,7 @@ class Family:
     @property
     def drift(self) -> float:
         """Sum of |D| over the members that have one."""
-        return float(np.nansum([one.drift for one in self.members]))
+        return drift_of(self.members)
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,11 @@ class Index:
             del holders[:-_HOLDERS]
         self.families.append(Family(sketch))
         return self.families[-1]
+
+
+def drift_of(members: Iterable[Member]) -> float:
+    """Sum of |D| over the members that have one."""
+    return float(np.nansum([one.drift for one in members]))
 
 
 def worst_first(family: Family) -> tuple[float, int]:

@@ -41,11 +41,10 @@ def repeated_turns(found: Examination) -> tuple[list[Evidence], Account]:
     tokens = sum(one.late_token_share for one in named)
     worst = max(named, key=lambda one: one.late_drift_share or one.late_token_share, default=None)
     first, last = (worst.first_drift, worst.last_drift) if worst is not None else (None, None)
-    grown = last is not None and bool(first) and last >= max(limit, _GROWN * (first or 0.0))
+    grown = bool(first and last and last >= max(limit, _GROWN * first))
     cut = _mean([(one.near_cap_share, one.turns) for one in named])
     negative = _mean([(one.negative_share, one.pushed_tokens) for one in named])
-    drifting = [numbers.sign(sign) for sign in _DRIFTING]
-    signs = [one for one in drifting if one is not None]
+    signs = [alarm for sign in _DRIFTING if (alarm := numbers.sign(sign)) is not None]
     evidence = [
         Evidence("recurring", 3, bool(named), (
             f"{len(named)} families of near-identical turns in {repeats} steps or more, "
@@ -135,20 +134,14 @@ def engine(found: Examination) -> tuple[list[Evidence], Account]:
 def churn(found: Examination) -> tuple[list[Evidence], Account]:
     """Held-out tasks are lost while the mismatch is calm."""
     numbers = found.measures
-    alarm, kl = numbers.sign(Sign.held_out_churn), numbers.late("kl")
-    before, after = numbers.early("reward"), numbers.late("reward")
-    calm = None if kl is None else kl <= _HEALTHY_KL
+    alarm, rise = numbers.sign(Sign.held_out_churn), _rise(found)
     evidence = [
         Evidence("held-out tasks lost", 3, _known(alarm is not None, numbers.evaluated),
             "fewer than two evaluations" if not numbers.evaluated
             else alarm.sentence if alarm else "held-out tasks are not lost", needed=True),
-        Evidence("mismatch calm", 2, calm,
-            "the mismatch is unknown" if kl is None
-            else f"train_rollout_kl is {kl:.3g} at the end"),
-        Evidence("training reward holds", 1,
-            None if before is None or after is None else after >= before - 0.05,
-            "rewards are unknown" if before is None or after is None
-            else f"training reward went from {before:.2f} to {after:.2f}"),
+        _calm(found, 2),
+        Evidence("training reward holds", 1, None if rise is None else rise >= -0.05,
+            _rewards(found)),
     ]  # fmt: skip
     best = alarm.evidence.get("best") if alarm else None
     return evidence, Account(since=best)
@@ -174,7 +167,7 @@ def collapse(found: Examination) -> tuple[list[Evidence], Account]:
         Evidence("groups agree", 1, None if was is None or silent is None else silent > was + 0.1,
             "rewards are unknown" if was is None or silent is None
             else f"groups without signal went from {was:.0%} to {silent:.0%}"),
-        Evidence("not learning", 2, None if (rise := learned(found)) is None else rise < _ROSE,
+        Evidence("not learning", 2, None if (rise := _rise(found)) is None else rise < _ROSE,
             _rewards(found), needed=True),
     ]  # fmt: skip
     return evidence, Account(since=alarm.evidence.get("since") if alarm else None)
@@ -206,7 +199,7 @@ def length(found: Examination) -> tuple[list[Evidence], Account]:
 def silent(found: Examination) -> tuple[list[Evidence], Account]:
     """Nothing is trained, or nothing is measured."""
     numbers = found.measures
-    agree, rise = numbers.now(Sign.zero_signal), learned(found)
+    agree, rise = numbers.now(Sign.zero_signal), _rise(found)
     now = numbers.now(Sign.silent) or agree
     evidence = [
         Evidence("nothing arrives", 3, now is not None,
@@ -222,28 +215,20 @@ def silent(found: Examination) -> tuple[list[Evidence], Account]:
 def saturation(found: Examination) -> tuple[list[Evidence], Account]:
     """What these tasks can teach is learned."""
     numbers = found.measures
-    agree, rise, kl = numbers.sign(Sign.zero_signal), learned(found), numbers.late("kl")
+    agree, rise = numbers.sign(Sign.zero_signal), _rise(found)
     evidence = [
         Evidence("groups agree", 3, agree is not None,
             agree.sentence if agree else "groups carry signal", needed=True),
         Evidence("learned", 2, None if rise is None else rise >= _ROSE, _rewards(found),
             needed=True),
-        Evidence("mismatch calm", 1, None if kl is None else kl <= _HEALTHY_KL,
-            "the mismatch is unknown" if kl is None
-            else f"train_rollout_kl is {kl:.3g} at the end"),
+        _calm(found, 1),
     ]  # fmt: skip
     return evidence, Account(since=agree.evidence["since"] if agree else None)
 
 
-def learned(found: Examination) -> float | None:
-    """By how much training reward has risen; None where rewards are unknown."""
-    before, after = found.measures.early("reward"), found.measures.late("reward")
-    return None if before is None or after is None else after - before
-
-
 def harmless(found: Examination) -> set[str]:
-    """Signs that an unhealthy run need not have: a policy that learns grows surer."""
-    learns = _collapsing(found.measures) is not None and (learned(found) or 0.0) >= _ROSE
+    """Open signs that a healthy run may have: a policy that learns grows surer."""
+    learns = _collapsing(found.measures) is not None and (_rise(found) or 0.0) >= _ROSE
     return {Sign.visits.name} | ({Sign.entropy.name} if learns else set())
 
 
@@ -251,6 +236,12 @@ def _collapsing(numbers: Measures) -> Alarm | None:
     """The open alarm of entropy, if it falls."""
     alarm = numbers.sign(Sign.entropy)
     return alarm if alarm is not None and alarm.sentence.startswith("Entropy collapses") else None
+
+
+def _rise(found: Examination) -> float | None:
+    """By how much training reward has risen; None where rewards are unknown."""
+    before, after = found.measures.early("reward"), found.measures.late("reward")
+    return None if before is None or after is None else after - before
 
 
 def _rewards(found: Examination) -> str:
@@ -267,6 +258,13 @@ def _mismatched(found: Examination) -> Evidence:
         return Evidence("mismatch", 2, None, "the mismatch is unknown", needed=True)
     told = alarm.sentence if alarm else f"train_rollout_kl is {kl:.3g} at the end"
     return Evidence("mismatch", 2, kl > _HEALTHY_KL or alarm is not None, told, needed=True)
+
+
+def _calm(found: Examination, weight: float) -> Evidence:
+    kl = found.measures.late("kl")
+    return Evidence("mismatch calm", weight, None if kl is None else kl <= _HEALTHY_KL,
+        "the mismatch is unknown" if kl is None
+        else f"train_rollout_kl is {kl:.3g} at the end")  # fmt: skip
 
 
 def _spread(found: Examination) -> Evidence:
@@ -296,7 +294,7 @@ def _known(holds: bool, known: bool) -> bool | None:
 def _onset(worst: Profile, signs: list[Alarm]) -> int:
     """From where on a family's drift is clearly above its beginning; else since when signs say."""
     moves = {one.step: one.drift for one in worst.moves if one.drift is not None}
-    calm = min([*list(moves.values())[:1], worst.first_drift or 0.0])
+    calm = min(next(iter(moves.values()), 0.0), worst.first_drift or 0.0)
     grown = list(takewhile(lambda step: moves[step] > _CLEAR * calm, reversed(moves)))
     told = grown[-1:] if grown else [one.evidence.get("since", one.step) for one in signs]
     return max(worst.steps[0], min(told, default=worst.steps[0]))

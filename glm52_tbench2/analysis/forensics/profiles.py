@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...config.schema import NEAR_CAP
-from .families import Family, Member
+from .families import Family, Member, drift_of
 from .members import Reading
 from .scan import BINS, TYPES, Scan
 
@@ -141,8 +141,8 @@ def profile(
         else None,
         looped=_weighted(members, "looped") or 0.0,
         likeness=min((min(one.likeness) for one in read if one.likeness), default=1.0),
-        drift_share=_drift(members) / drifted if drifted else None,
-        late_drift_share=_drift(of_late) / late_drifted if late_drifted else None,
+        drift_share=drift_of(members) / drifted if drifted else None,
+        late_drift_share=drift_of(of_late) / late_drifted if late_drifted else None,
         late_token_share=sum(one.tokens for one in of_late) / max(late_total, 1.0),
         moves=_moves(members),
         heat=(heat / sum(one.in_heat for one in read)).tolist() if heat.any() else None,
@@ -160,7 +160,7 @@ def _moves(members: Sequence[Member]) -> list[Move]:
     moves = []
     for step, here in sorted(by_step.items()):
         tokens = sum(one.tokens for one in here)
-        drift = _drift(here) / tokens if all(np.isfinite(one.drift) for one in here) else None
+        drift = drift_of(here) / tokens if all(np.isfinite(one.drift) for one in here) else None
         numbers = (_weighted(here, name) for name in ("advantage", "trainer", "rollout"))
         moves.append(Move(step, drift, *numbers))
     for move, after in pairwise(moves):
@@ -176,10 +176,6 @@ def _weighted(members: Sequence[Member], name: str) -> float | None:
     tokens = sum(one.tokens for one in members)
     value = sum(getattr(one, name) * one.tokens for one in members) / tokens
     return float(value) if np.isfinite(value) else None
-
-
-def _drift(members: Sequence[Member]) -> float:
-    return float(np.nansum([one.drift for one in members]))
 
 
 def _types(readings: Sequence[Reading], total: float) -> list[dict[str, Any]]:

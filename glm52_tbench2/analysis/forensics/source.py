@@ -139,10 +139,10 @@ class RunSource:
         """As of :class:`Source`."""
         wanted = _CONTENT if tokens_only else _CONTENT | _SAID
         found = self.run.columns("rollouts", step, (*_SAMPLES, *wanted))
-        if not found or self._lacks("rollouts", step, found, (*_SAMPLES[:3], *_CONTENT)):
+        if not found or self.run.lacks("rollouts", step, found, (*_SAMPLES[:3], *_CONTENT)):
             return None
         if (wrong := _wrong(found)) is not None:
-            self.run.warn(f"rollouts/step_{step:06d}.parquet {wrong}; left out")
+            self.run.leave_out("rollouts", step, wrong)
             return None
         scores = {} if tokens_only else self._scores(step, found)
         lengths = np.array([len(row) for row in found["tokens"]], np.int64)
@@ -185,18 +185,12 @@ class RunSource:
     def _scores(self, step: int, samples: Columns) -> Columns:
         """The trainer's columns in the order of the samples; {} where they are of others."""
         found = self.run.columns("train", step, ("sample_id", *_SCORES))
-        if not found or self._lacks("train", step, found, ("sample_id", "trainer_logprobs")):
+        if not found or self.run.lacks("train", step, found, ("sample_id", "trainer_logprobs")):
             return {}
         if found["sample_id"] != samples["sample_id"]:
             self.run.warn(f"train/step_{step:06d}.parquet is of other samples than its rollouts")
             return {}
         return found
-
-    def _lacks(self, kind: str, step: int, found: Columns, names: tuple[str, ...]) -> bool:
-        missing = [name for name in names if name not in found]
-        if missing:
-            self.run.warn(f"{kind}/step_{step:06d}.parquet lacks {', '.join(missing)}; left out")
-        return bool(missing)
 
     def _joined(
         self, step: int, name: str, kind: str, found: Columns, lengths: NDArray[np.int64]

@@ -9,12 +9,11 @@ from ...config.paths import command
 from ...config.schema import RunConfig, Sign
 from ..diff.experiments import spell
 from ..diff.sides import plain_knobs
+from ..sentinel.growth import LEAST_WINDOW
 from .evidence import Account, Finding, Mechanism, confidence
 from .examine import Examination
 from .mechanisms import MECHANISMS, harmless
 
-_LEAST_GROWTH = 4
-"""Steps beyond sentinel.min_steps in which a growth can be seen."""
 _ENOUGH = 30
 """Steps from which a healthy run is very likely so."""
 
@@ -79,7 +78,7 @@ def _without(found: Examination, findings: list[Finding], unknown: list[str]) ->
     """The verdict where no mechanism is named."""
     numbers = found.measures
     count, scored = len(numbers.scans), len(numbers.scored)
-    least = numbers.config.sentinel.min_steps + _LEAST_GROWTH
+    least = numbers.config.sentinel.min_steps + LEAST_WINDOW
     signs = sorted(numbers.open - harmless(found))
     name = "undetermined"
     sure, score = "", 0.0

@@ -60,8 +60,7 @@ def facts_at(run: RunFiles, step: int) -> StepFacts | None:
     scores = run.trained(step)
     if not samples:
         return None
-    if missing := [name for name in _COLUMNS if name not in samples]:
-        run.warn(f"rollouts/step_{step:06d}.parquet lacks {', '.join(missing)}; left out")
+    if run.lacks("rollouts", step, samples, _COLUMNS):
         return None
     if list(samples["sample_id"]) != list(scores):
         return None

@@ -11,6 +11,8 @@ WINDOW = 12
 """Steps over which growth is fitted."""
 BASELINE = 60
 """Most steps before the window that growth is measured against."""
+LEAST_WINDOW = 4
+"""Steps after `min_steps` without which nothing is said."""
 _CONFIDENT = 3.0
 """Standard errors by which the slope must be above 0. Three and not two: it is asked every step."""
 _RISE = 2.0
@@ -57,7 +59,7 @@ def growth(series: Mapping[int, float], min_steps: int, rise: float = _RISE) -> 
     baseline's median the level must be.
     """
     found = [(step, math.log(v)) for step, v in sorted(series.items()) if 0 < v < math.inf]
-    if len(found) < min_steps + 4:
+    if len(found) < min_steps + LEAST_WINDOW:
         return None
     steps = np.array([step for step, _ in found], np.float64)
     logs = np.array([value for _, value in found])
