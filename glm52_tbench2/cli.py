@@ -30,7 +30,7 @@ usage: glm52 VERB [...]
   verify RUN [OTHER]          are its files whole; is OTHER the same, to the bit
   sweep resume DIR [--allow]  run what is missing of a sweep
   sweep table DIR             print a sweep's table, write its pages again
-  study [DIR] [--quick] [--arms A,B] [--page]
+  study [DIR] [--quick] [--arms A,B] [--recorded] [--page]
                               the settling experiment, run by run; its page
   jobs [--all]                Slurm jobs: state, step, reward, last sign of life
   logs RUN [ROLE] [--follow]  what a run, or one of its roles, says
@@ -280,12 +280,21 @@ def _study(arguments: list[str]) -> int:
     parser.add_argument("study", type=Path, nargs="?", metavar="DIR", help="(runs/study)")
     parser.add_argument("--quick", action="store_true", help="a part of it, in minutes")
     parser.add_argument("--arms", default="", metavar="A,B", help="of these arms alone")
+    parser.add_argument(
+        "--recorded",
+        action="store_true",
+        help="take the runs that are recorded with the project for those not made here",
+    )
     parser.add_argument("--page", action="store_true", help="run nothing, write the page again")
     parser.add_argument(
         "--allow", action="store_true", help="go on although an identity differs, and record it"
     )
     options = parser.parse_args(arguments)
     study = options.study or Path("runs/study-quick" if options.quick else "runs/study")
+    if options.recorded:
+        from .launch.study import take_recorded
+
+        take_recorded(study.resolve(), options.quick)
     if options.page:
         from .analysis.study.page import write_page
 

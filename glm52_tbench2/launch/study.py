@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from ..analysis.study import recorded
 from ..analysis.study.page import write_page
 from ..analysis.study.plan import PLAN_FILE, SET_SIZE, Plan, load_plan, point_name, save_plan
-from ..analysis.sweep_files import SWEEP_FILE
+from ..analysis.sweep_files import SWEEP_FILE, SweepFiles
 from ..config.compose import compose_unchecked
 from ..config.errors import UserError
 from ..config.paths import short
@@ -31,16 +32,35 @@ def run(study_dir: Path, quick: bool, arms: Sequence[str], allow: bool) -> int:
         raise UserError(
             f"The study has no arm {', '.join(unknown)}; write some of {', '.join(plan.arms)}."
         )
+    _make(study_dir, plan)
+    write = partial(write_page, study_dir)
+    files = SweepFiles.open(study_dir)
+    elsewhere = recorded.elsewhere(study_dir, {one.name: files.status(one) for one in files.points})
+    chosen = {point_name(arm, seed) for arm in arms or plan.arms for seed in plan.seeds}
+    todo = chosen - elsewhere
+    try:
+        return sweep.resume(study_dir, allow, todo, after=write) if todo else 0
+    finally:
+        print(f"{short(write())} tells what the study has found so far.")
+
+
+def take_recorded(study_dir: Path, quick: bool) -> None:
+    """Makes a study where there is none, and takes the runs that are recorded with the project.
+
+    Tells how many, and which are left. Raises UserError when the study cannot be made.
+    """
+    _make(study_dir, _plan(study_dir, quick))
+    taken, left = recorded.take(study_dir, recorded.RECORDED)
+    print(f"{len(taken)} runs are taken from those recorded in {short(recorded.RECORDED)}.")
+    for name, fact in left.items():
+        print(f"  {name} is left: it was recorded of another run, whose {fact} differs.")
+
+
+def _make(study_dir: Path, plan: Plan) -> None:
     if not (study_dir / SWEEP_FILE).exists():
         _create(study_dir, plan)
     if not (study_dir / PLAN_FILE).exists():
         save_plan(plan, study_dir / PLAN_FILE)
-    write = partial(write_page, study_dir)
-    chosen = {point_name(arm, seed) for arm in arms or plan.arms for seed in plan.seeds}
-    try:
-        return sweep.resume(study_dir, allow, chosen, after=write)
-    finally:
-        print(f"{short(write())} tells what the study has found so far.")
 
 
 def _plan(study_dir: Path, quick: bool) -> Plan:

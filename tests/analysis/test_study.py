@@ -1,6 +1,7 @@
 """A study's page from run folders with planted effects, and its plan."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from glm52_tbench2 import cli
 from glm52_tbench2.analysis.run_files import RunFiles
 from glm52_tbench2.analysis.study.compare import OUTCOMES, PRIMARY, effects, judge, matters_most
-from glm52_tbench2.analysis.study.measures import Measures, measure, measured
+from glm52_tbench2.analysis.study.measures import Measures, kept, measure, measured
 from glm52_tbench2.analysis.study.page import render, write_page
 from glm52_tbench2.analysis.study.plan import (
     PLAN_FILE,
@@ -23,6 +24,7 @@ from glm52_tbench2.analysis.study.plan import (
     point_name,
     save_plan,
 )
+from glm52_tbench2.analysis.study.recorded import RECORDED, take
 from glm52_tbench2.config.checks import problems
 from glm52_tbench2.config.compose import compose, compose_unchecked, leaves
 from glm52_tbench2.config.errors import UserError
@@ -223,6 +225,89 @@ def test_the_page_comes_from_the_command_line(study_dir: Path, tmp_path: Path, c
     assert capsys.readouterr().out.strip().endswith("study.html")
     assert cli.main(["study", str(tmp_path), "--page"]) == 2
     assert "is not a study's folder: it has no study.yaml" in capsys.readouterr().err
+
+
+# --- made elsewhere ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def elsewhere(study_dir: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """A study of which no run has begun, and a folder with what base-seed1 measured elsewhere."""
+    write_page(study_dir)
+    (tmp_path / "recorded").mkdir()
+    shutil.copy(study_dir / "measures" / "base-seed1.json", tmp_path / "recorded")
+    for name in (PLAN_FILE, "sweep.json"):
+        (tmp_path / "study").mkdir(exist_ok=True)
+        shutil.copy(study_dir / name, tmp_path / "study")
+    for run_dir in study_dir.glob("*-seed*"):
+        (tmp_path / "study" / run_dir.name).mkdir()
+        for name in ("config.yaml", "identity.json"):
+            shutil.copy(run_dir / name, tmp_path / "study" / run_dir.name)
+    return tmp_path / "study", tmp_path / "recorded"
+
+
+def change(path: Path, *keys: str, value: object) -> None:
+    """Writes a value into a file of JSON."""
+    content = inner = json.loads(path.read_text())
+    for key in keys[:-1]:
+        inner = inner.setdefault(key, {})
+    inner[keys[-1]] = value
+    path.write_text(json.dumps(content))
+
+
+def test_a_run_made_elsewhere_counts_and_is_told(elsewhere: tuple[Path, Path]) -> None:
+    study, recorded = elsewhere
+    change(recorded / "base-seed1.json", "identity", "code", value="0123456789abcdef")
+    change(recorded / "base-seed1.json", "identity", "config", "a.knob.of.later", value=1)
+    assert "0 of 4 runs finished" in render(study)
+    assert take(study, recorded) == (["base-seed1"], {})
+    page = render(study)
+    assert "1 of 4 runs finished, 1 of them recorded" in page
+    assert "3 of 4 runs are not finished" in page and "0123456789ab<" in page
+    assert take(study, recorded) == (["base-seed1"], {}), "again, it is the same"
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        (("config", "seed"), "knob seed"),
+        (("tasks", "mini/mini8"), "tasks mini/mini8"),
+        (("model",), "starting weights"),
+    ],
+)
+def test_what_another_run_measured_is_not_taken(
+    elsewhere: tuple[Path, Path], keys: tuple[str, ...], told: str
+) -> None:
+    study, recorded = elsewhere
+    change(study / "base-seed1" / "identity.json", *keys, value="mine")
+    change(recorded / "base-seed1.json", "identity", *keys, value="theirs")
+    assert take(study, recorded) == ([], {"base-seed1": told})
+    assert "0 of 4 runs finished" in render(study)
+
+
+def test_a_run_made_here_goes_before_one_made_elsewhere(
+    study_dir: Path, elsewhere: tuple[Path, Path]
+) -> None:
+    assert take(study_dir, elsewhere[1]) == ([], {})
+    (elsewhere[1] / "base-seed1.json").write_text("half-wr")
+    assert take(*elsewhere) == ([], {}), "and what cannot be read is not taken"
+
+
+def test_every_recorded_run_is_of_the_plan() -> None:
+    """Those of the project: each can be read, and is the arm and seed that its name says."""
+    study, known = load_plan(SET_SIZE), set()
+    for arm in study.arms:
+        config = leaves(compose([*study.base, *study.arms[arm].overrides]))
+        for seed in study.seeds:
+            if (path := RECORDED / f"{point_name(arm, seed)}.json").exists():
+                known.add(path)
+                measures = kept(path)
+                assert measures is not None and measures.steps == study.steps_of(arm), path
+                asked = config | {"seed": seed, "steps": study.steps_of(arm)}
+                made = measures.identity["config"]
+                shared = json.loads(json.dumps({k: v for k, v in asked.items() if k in made}))
+                assert shared == {k: made[k] for k in shared} and "seed" in shared, path
+    assert known == set(RECORDED.iterdir())
 
 
 # --- the plan ------------------------------------------------------------------------------------

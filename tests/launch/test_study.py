@@ -66,6 +66,22 @@ if run.name == "lag0-seed1" and not (run / "again").exists():
     assert "6 of 6 runs finished" in (study / "study.html").read_text()
 
 
+def test_runs_made_elsewhere_are_not_run_again(
+    tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, here = tmp_path / "there" / "study", tmp_path / "here" / "study"
+    monkeypatch.setattr("glm52_tbench2.analysis.study.recorded.RECORDED", there / "measures")
+    sweeping.put("")
+    assert cli.main(["study", str(there), "--quick", "--arms", "base"]) == 0
+    assert cli.main(["study", str(here), "--quick", "--recorded", "--page"]) == 0
+    assert "2 runs are taken from those recorded in" in capsys.readouterr().out
+    assert "2 of 6 runs finished, 2 of them recorded" in (here / "study.html").read_text()
+    assert cli.main(["study", str(here), "--arms", "base,lag0"]) == 0
+    assert starts(here) == {"lag0-seed1": 1, "lag0-seed2": 1}
+    assert cli.main(["study", str(here), "--arms", "base"]) == 0
+    assert "4 of 6 runs finished, 2 of them recorded" in (here / "study.html").read_text()
+
+
 def test_an_unknown_arm_is_told_before_anything_is_made(tmp_path: Path, capsys) -> None:
     assert cli.main(["study", str(tmp_path / "study"), "--quick", "--arms", "lag9"]) == 2
     assert "The study has no arm lag9; write some of base, lag0" in capsys.readouterr().err

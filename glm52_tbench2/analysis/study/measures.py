@@ -2,7 +2,7 @@
 
 D = log p_trainer - log p_rollout of a generated token, before the update. A turn of NEAR_CAP of the
 per-turn cap or more is a capped one. Finished runs are read once: what they came to is kept in
-STUDY/measures/.
+STUDY/measures/, where that of runs made elsewhere lies too (see recorded.py).
 """
 
 import json
@@ -28,7 +28,8 @@ PROBABILITIES = (0.1, 0.5, 0.9, 0.99)
 VISITS = 10
 """Visits a task of one class of time."""
 _COLUMNS = ("sample_id", "task_id", "turns", "loss_mask", "rollout_logprobs", "advantage")
-_FORMAT = 1
+_MADE = ("revision", "changes", "machine")
+_FORMAT = 2
 """Of the files in measures/: those of another are read from the runs again."""
 
 Cells = dict[str, tuple[float, int]]
@@ -54,6 +55,8 @@ class Measures:
     held_out: dict[int, dict[str, float]] = field(default_factory=dict)
     """Trained steps -> held-out task -> mean reward."""
     cells: Cells = field(default_factory=dict)
+    identity: dict[str, Any] = field(default_factory=dict)
+    """The run's identity.json, without what it says file by file."""
 
     @property
     def steps(self) -> int:
@@ -89,26 +92,29 @@ def measured(run_dir: Path, keep: Path) -> Measures:
     run = RunFiles.open(run_dir)
     if run.state != "finished":
         return measure(run)
-    try:
-        content = json.loads(keep.read_text())
-        if content.pop("format") == _FORMAT:
-            return _restored(content)
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
+    if (known := kept(keep)) is not None:
+        return known
     found = measure(run)
     atomic_write_bytes(keep, json.dumps({"format": _FORMAT, **asdict(found)}).encode())
     return found
 
 
-def _restored(content: dict) -> Measures:
-    held_out = {int(step): tasks for step, tasks in content.pop("held_out").items()}
-    cells = {name: (float(total), int(n)) for name, (total, n) in content.pop("cells").items()}
-    return Measures(**content, held_out=held_out, cells=cells)
+def kept(path: Path) -> Measures | None:
+    """The measures in a file; None where there are none that this code reads."""
+    try:
+        content = json.loads(path.read_text())
+        if content.pop("format") != _FORMAT:
+            return None
+        held_out = {int(step): tasks for step, tasks in content.pop("held_out").items()}
+        cells = {name: (float(total), int(n)) for name, (total, n) in content.pop("cells").items()}
+        return Measures(**content, held_out=held_out, cells=cells)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def measure(run: RunFiles) -> Measures:
     """Reads a run's step files, up to the last step that is trained and whole."""
-    found, seen = Measures(), Counter[str]()
+    found, seen = Measures(identity=_identity(run)), Counter[str]()
     kl, reward = run.series("trainer/train_rollout_kl"), run.series("rollout/reward_mean")
     truncated = run.series("rollout/truncated_share")
     known = (run.identity.get("made") or {}).get("task_ids") or {}
@@ -143,6 +149,12 @@ def measure(run: RunFiles) -> Measures:
     for step in run.steps("eval"):
         found.held_out[step] = task_means(rewards_at(run, step))
     return found
+
+
+def _identity(run: RunFiles) -> dict[str, Any]:
+    identity = dict(run.identity)
+    made = identity.get("made") or {}
+    return identity | {"made": {name: made.get(name) for name in _MADE}}
 
 
 def _tokens(

@@ -1,6 +1,7 @@
 """STUDY/study.html: what a study found so far, from the folders of its runs alone."""
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -29,12 +30,14 @@ from .compare import (
     matters_most,
     onsets,
 )
-from .measures import PROBABILITIES, VISITS, Measures, measured
+from .measures import PROBABILITIES, VISITS, Measures, kept, measured
 from .plan import BASE, PLAN_FILE, Plan, load_plan, point_name
+from .recorded import elsewhere, measures_path
 
 PAGE_FILE = "study.html"
 PUBLISHED = (("experiment=job1794",), ("experiment=job2350",))
 """The published healthy run and the diverging ones."""
+DONE = ("finished", "recorded")
 _SIGNS = ("A < 0", "A = 0", "A > 0")
 
 
@@ -69,6 +72,7 @@ def render(study_dir: Path) -> str:
     """The page."""
     plan, sweep = load_plan(study_dir / PLAN_FILE), SweepFiles.open(study_dir)
     states = {point.name: sweep.status(point) for point in sweep.points}
+    states |= dict.fromkeys(elsewhere(study_dir, states), "recorded")
     runs = read_runs(plan, study_dir, states)
     found = {
         clock: {one.key: effects(plan, runs, clock, one) for one in OUTCOMES} for clock in CLOCKS
@@ -79,7 +83,8 @@ def render(study_dir: Path) -> str:
         name=study_dir.resolve().name,
         written=time.strftime("%Y-%m-%d %H:%M:%S %Z"),
         plan=plan,
-        num_finished=sum(state == "finished" for state in states.values()),
+        num_finished=sum(state in DONE for state in states.values()),
+        num_recorded=sum(state == "recorded" for state in states.values()),
         num_runs=len(states),
         progress=[
             (
@@ -88,7 +93,8 @@ def render(study_dir: Path) -> str:
             )
             for name, arm in plan.arms.items()
         ],
-        unfinished=sorted(name for name, state in states.items() if state != "finished"),
+        unfinished=sorted(name for name, state in states.items() if state not in DONE),
+        made_by=_made_by(runs),
         most=matters_most(plan, primary),
         base_told=_base(plan, whole),
         num_base=len(whole),
@@ -119,17 +125,30 @@ def render(study_dir: Path) -> str:
 
 
 def read_runs(plan: Plan, study_dir: Path, states: Mapping[str, str]) -> Runs:
-    """What each run that has begun came to."""
+    """What each run that has begun, or was made elsewhere, came to."""
     runs: dict[str, dict[int, Measures]] = {}
     for arm in plan.arms:
         for seed in plan.seeds:
             name = point_name(arm, seed)
-            if states.get(name, "missing") in ("missing", "waiting"):
+            state, keep = states.get(name, "missing"), measures_path(study_dir, name)
+            if state in ("missing", "waiting"):
                 continue
-            of = measured(study_dir / name, study_dir / "measures" / f"{name}.json")
-            if of.steps:
+            of = kept(keep) if state == "recorded" else measured(study_dir / name, keep)
+            if of is not None and of.steps:
                 runs.setdefault(arm, {})[seed] = of
     return runs
+
+
+def _made_by(runs: Runs) -> list[tuple[str, str, str, int]]:
+    """(code, revision, machine, number of runs) of all runs, the most first."""
+    found = Counter[tuple[str, str, str]]()
+    for run in (run for of in runs.values() for run in of.values()):
+        made = run.identity.get("made") or {}
+        machine = made.get("machine") or {}
+        revision = (made.get("revision") or "unknown")[:7] + ("*" if made.get("changes") else "")
+        where = f"{machine.get('cpu', 'unknown')}, {machine.get('cores', '?')} cores"
+        found[run.identity.get("code", "unknown")[:12], revision, where] += 1
+    return [(*key, count) for key, count in found.most_common()]
 
 
 def _families(plan: Plan) -> list[tuple[str, list[str]]]:
