@@ -74,16 +74,15 @@ def _fitting(
 
 def _rows(run: RunFiles, step: int) -> dict[str, Row]:
     """Sample of a step -> its columns, with `trainer_logprobs` where it has been trained."""
-    found = run.columns(
-        "rollouts",
-        step,
-        (*_ABOUT, "tokens", "loss_mask", "rollout_logprobs", "weight_versions", "turns"),
-    )
+    names = (*_ABOUT, "tokens", "loss_mask", "rollout_logprobs", "weight_versions", "turns")
+    found = run.columns("rollouts", step, names)
+    if not found or run.lacks("rollouts", step, found, names):
+        return {}
     trained = run.trained(step)
     return {
         sample: {name: values[place] for name, values in found.items()}
         | {"trainer_logprobs": trained.get(sample)}
-        for place, sample in enumerate(found.get("sample_id", []))
+        for place, sample in enumerate(found["sample_id"])
     }
 
 
@@ -93,15 +92,15 @@ def pack(row: Row) -> str:
     Arrays are base64 of little-endian numbers: tokens and versions int32 [T], the engine's and the
     trainer's log-probs float32 [T] ("" where the sample is not trained).
     """
-    told: dict[str, Any] = {name: row.get(name) for name in _ABOUT}
-    told["turns"] = [[turn["start"], turn["end"]] for turn in row.get("turns", [])]
+    told: dict[str, Any] = {name: row[name] for name in _ABOUT}
+    told["turns"] = [[turn["start"], turn["end"]] for turn in row["turns"]]
     for name, kind in (
         ("tokens", "<i4"),
         ("rollout_logprobs", "<f4"),
         ("trainer_logprobs", "<f4"),
         ("weight_versions", "<i4"),
     ):
-        values = row.get(name)
+        values = row[name]
         told[name] = (
             "" if values is None else base64_text(np.asarray(values).astype(kind).tobytes())
         )

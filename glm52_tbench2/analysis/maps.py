@@ -30,7 +30,7 @@ def maps(run: RunFiles) -> tuple[dict[str, Any], Health]:
             mine = [row for row in of_step if row["task_id"] == task]
             cells.setdefault(task, {})[step] = {
                 "reward": sum(row["reward"] for row in mine) / len(mine),
-                "truncated": sum(bool(row.get("truncated")) for row in mine) / len(mine),
+                "truncated": sum(row["truncated"] for row in mine) / len(mine),
             }
     pulls = dict.fromkeys(cells, 0.0)
     for task, visits in history.visits.items():
@@ -56,9 +56,9 @@ def maps(run: RunFiles) -> tuple[dict[str, Any], Health]:
 
 
 def _sample(row: Row) -> list[Any]:
-    cut = ", cut" if row.get("truncated") else ""
-    end = f"{row.get('end_reason')}{cut}"
-    return [*(row.get(name) for name in ("sample_id", "task_id", "reward", "advantage")), end]
+    cut = ", cut" if row["truncated"] else ""
+    end = f"{row['end_reason']}{cut}"
+    return [*(row[name] for name in ("sample_id", "task_id", "reward", "advantage")), end]
 
 
 def _family(family: Family) -> dict[str, Any]:

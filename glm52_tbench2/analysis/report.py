@@ -27,7 +27,7 @@ from .health import Health
 from .maps import by_importance, maps
 from .run_files import RunFiles
 from .stats import task_means
-from .transcript import Decoder, Transcript, transcribe
+from .transcript import COLUMNS, Decoder, Transcript, transcribe
 
 REPORT_FILE = "report.html"
 _BRIEF = ("identity", "code", "batch", "loss", "correction", "seed")
@@ -303,7 +303,7 @@ def _transcripts(run: RunFiles, facts: Facts, decoder: Decoder | ValueError) -> 
     order = list(facts.ends) + [reason for reason in facts.examples if reason not in facts.ends]
     found = []
     for reason in order:
-        row = run.sample(*facts.examples[reason])
+        row = run.sample(*facts.examples[reason], COLUMNS)
         if row is not None:
             found.append(transcribe(row, known))
     return found

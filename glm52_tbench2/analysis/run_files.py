@@ -138,8 +138,11 @@ class RunFiles:
         return sorted(int(number) for number in numbers if number.isdigit())
 
     def rows(self, kind: str, step: int, columns: Sequence[str]) -> list[Row]:
-        """One dict a sample with the `columns` that the file has; [] with a warning if damaged."""
-        return self._read(kind, step, columns, None)
+        """One dict a sample; [] with a warning for a file that is damaged or lacks any of them."""
+        table = self.table(kind, step, columns)
+        if table is None or self.lacks(kind, step, table.column_names, columns):
+            return []
+        return table.to_pylist()
 
     def columns(self, kind: str, step: int, names: Sequence[str]) -> dict[str, Sequence[Any]]:
         """Column -> a value a sample, of those of `names` that the file has; lists of numbers as
@@ -162,10 +165,12 @@ class RunFiles:
             self.warn(f"train/{self._file('train', step).name} lacks log-probs; it is left out")
         return {}
 
-    def sample(self, kind: str, step: int, sample_id: str) -> Row | None:
-        """Every column of one sample; None if it is not there."""
-        rows = self._read(kind, step, None, [("sample_id", "==", sample_id)])
-        return rows[0] if rows else None
+    def sample(self, kind: str, step: int, sample_id: str, columns: Sequence[str]) -> Row | None:
+        """The `columns` of one sample; None if it is not there, or as :meth:`rows` leaves out."""
+        table = self.table(kind, step, columns, [("sample_id", "==", sample_id)])
+        if table is None or self.lacks(kind, step, table.column_names, columns):
+            return None
+        return next(iter(table.to_pylist()), None)
 
     def stats(self, kind: str, step: int) -> dict[str, float]:
         """What the driver noted beside the rows, as samples dropped by reason; {} if nothing."""
@@ -175,12 +180,6 @@ class RunFiles:
             return found if isinstance(found, dict) else {}
         except (OSError, pa.ArrowException, ValueError):
             return {}
-
-    def _read(
-        self, kind: str, step: int, columns: Sequence[str] | None, filters: list[Any] | None
-    ) -> list[Row]:
-        table = self.table(kind, step, columns, filters)
-        return [] if table is None else table.to_pylist()
 
     def table(
         self,

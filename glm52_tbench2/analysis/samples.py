@@ -9,9 +9,9 @@ from rich.text import Text
 from ..config.errors import UserError
 from ..config.paths import command, resolve
 from .run_files import Row, RunFiles
-from .transcript import Decoder, Transcript, transcribe
+from .transcript import COLUMNS, Decoder, Transcript, transcribe
 
-_COLUMNS = ("sample_id", "task_id", "end_reason", "reward", "advantage", "turns", "loss_mask")
+_LISTED = ("sample_id", "task_id", "end_reason", "reward", "advantage", "turns", "loss_mask")
 _HEADER = ("sample", "task", "end", "reward", "advantage", "turns", "tokens")
 
 
@@ -23,7 +23,7 @@ def show_samples(
     """
     console, run = console or Console(), RunFiles.open(run_dir)
     kind, step = _kind(held_out), _step(run, step, held_out)
-    rows = [_facts(row) for row in run.rows(kind, step, _COLUMNS)]
+    rows = [_facts(row) for row in run.rows(kind, step, _LISTED)]
     _complain(run)
     if not console.is_terminal:
         for facts in (_HEADER, *rows):
@@ -46,7 +46,7 @@ def show_sample(
     if not first.isdigit():
         raise UserError(f"{sample_id} is not a sample, as 000012-3-1: step, group and index.")
     step = _step(run, int(first), held_out)
-    row = run.sample(_kind(held_out), step, sample_id)
+    row = run.sample(_kind(held_out), step, sample_id, COLUMNS)
     _complain(run)
     if row is None:
         flags = ["--eval"] if held_out else []

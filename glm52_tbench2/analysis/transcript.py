@@ -8,6 +8,11 @@ from typing import Any
 from .run_files import Row
 
 MOST_CHARS = 6000
+COLUMNS = (
+    *("sample_id", "task_id", "end_reason", "reward", "advantage", "error"),
+    *("tokens", "loss_mask", "prompt_tokens", "turns"),
+)
+"""That a transcript is made from."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,9 @@ def _letters() -> list[str]:
 
 
 def transcribe(row: Row, decoder: Decoder | None) -> Transcript:
-    """The transcript of one row of a step file; without a decoder only what is text already."""
+    """The transcript of one row of a step file, with COLUMNS; without a decoder only what is text
+    already.
+    """
 
     def text(start: int, end: int) -> str:
         if decoder is None:

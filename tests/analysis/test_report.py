@@ -26,6 +26,7 @@ from glm52_tbench2.analysis.sentinel.history import Family
 from glm52_tbench2.analysis.sentinel.sketch import Sketch
 from glm52_tbench2.config import metrics_log
 from glm52_tbench2.config.errors import UserError
+from glm52_tbench2.rollout.batch import SCHEMA
 
 from .fake_run import FakeRun
 
@@ -418,7 +419,8 @@ def test_a_cell_leads_to_its_samples_and_to_a_conversation_with_the_files_number
     """
     sample, told, elements, text = json.loads(driven(write_report(finished_run), script, tmp_path))
     run, step = RunFiles.open(finished_run), int(sample.split("-")[0])
-    row, scored = run.sample("rollouts", step, sample), run.sample("train", step, sample)
+    row = run.sample("rollouts", step, sample, SCHEMA.names)
+    scored = run.sample("train", step, sample, ["trainer_logprobs"])
     assert row and scored
     assert len(told) == 5
     for at, said in told:

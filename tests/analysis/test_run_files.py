@@ -11,6 +11,8 @@ import pytest
 import yaml
 from tokenizers import Tokenizer
 
+from glm52_tbench2 import cli
+from glm52_tbench2.analysis.evaluation import evaluation
 from glm52_tbench2.analysis.run_files import RunFiles, definitions_differ
 from glm52_tbench2.config import load_run_config, metrics_log
 from glm52_tbench2.config.compose import compose_unchecked
@@ -113,9 +115,28 @@ def test_a_step_file_of_something_else_is_left_out_and_named(
     run = RunFiles.open(run_dir)
     assert run.rows("rollouts", 2, ["reward"]) == []
     assert run.columns("rollouts", 2, ["reward"]) == {}
-    assert run.sample("rollouts", 2, "000002-0-0") is None
+    assert run.sample("rollouts", 2, "000002-0-0", ["reward"]) is None
     (warning,) = run.warnings
     assert "rollouts/step_000002.parquet" in warning and told in warning
+
+
+@pytest.mark.parametrize("column", SCHEMA.names)
+def test_no_verb_breaks_on_a_step_file_without_a_column(run_dir: Path, column: str, capsys) -> None:
+    for kind, step in (("rollouts", 2), ("eval", 0)):
+        path = run_dir / kind / f"step_{step:06d}.parquet"
+        pq.write_table(pq.read_table(path).drop_columns(column), path)
+    verbs = (
+        ["samples"],
+        ["samples", "000002-0-0"],
+        ["samples", "--eval", "--step=0"],
+        ["forensics"],
+        ["report"],
+    )
+    for verb, *rest in verbs:
+        assert cli.main([verb, str(run_dir), *rest]) in (0, 1, 2), verb
+    assert cli.main(["diff", str(run_dir), str(run_dir)]) == 0
+    evaluation(run_dir)
+    assert "Traceback" not in "".join(capsys.readouterr())
 
 
 def test_half_written_and_foreign_files_are_no_steps(run_dir: Path) -> None:
@@ -128,10 +149,10 @@ def test_half_written_and_foreign_files_are_no_steps(run_dir: Path) -> None:
 
 def test_one_sample_is_read_with_every_column(run_dir: Path) -> None:
     run = RunFiles.open(run_dir)
-    row = run.sample("rollouts", 1, "000001-0-2")
+    row = run.sample("rollouts", 1, "000001-0-2", SCHEMA.names)
     assert row is not None
     assert (row["group"], row["index"], len(row["tokens"])) == (0, 2, len(row["loss_mask"]))
-    assert run.sample("rollouts", 1, "000009-0-2") is None
+    assert run.sample("rollouts", 1, "000009-0-2", SCHEMA.names) is None
 
 
 def test_a_series_joins_sources_and_takes_the_last_record_of_a_step(run_dir: Path) -> None:

@@ -12,6 +12,7 @@ from glm52_tbench2 import cli
 from glm52_tbench2.analysis.run_files import RunFiles
 from glm52_tbench2.analysis.samples import show_sample, show_samples
 from glm52_tbench2.config.errors import UserError
+from glm52_tbench2.rollout.batch import SCHEMA
 
 
 def listed(run: Path, step: int | None, held_out: bool, terminal: bool = False) -> list[str]:
@@ -46,7 +47,7 @@ def test_the_last_step_is_listed_by_default(finished_run: Path) -> None:
 def test_a_transcript_is_what_was_read_written_and_answered(finished_run: Path) -> None:
     line = next(one for one in listed(finished_run, 3, False)[1:] if "task_complete" in one)
     sample = line.split("\t")[0]
-    row = RunFiles.open(finished_run).sample("rollouts", 3, sample)
+    row = RunFiles.open(finished_run).sample("rollouts", 3, sample, SCHEMA.names)
     assert row is not None
     text = read(finished_run, sample)
     assert text.startswith(f"{sample}  {row['task_id']}  {row['end_reason']}  reward")

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,14 @@ import pytest
 
 from glm52_tbench2 import cli
 from glm52_tbench2.analysis.run_files import RunFiles
-from glm52_tbench2.analysis.study.compare import OUTCOMES, PRIMARY, effects, judge, matters_most
+from glm52_tbench2.analysis.study.compare import (
+    OUTCOMES,
+    PRIMARY,
+    effects,
+    horizon,
+    judge,
+    matters_most,
+)
 from glm52_tbench2.analysis.study.measures import Measures, kept, measure, measured
 from glm52_tbench2.analysis.study.page import render, write_page
 from glm52_tbench2.analysis.study.plan import (
@@ -24,10 +32,11 @@ from glm52_tbench2.analysis.study.plan import (
     point_name,
     save_plan,
 )
-from glm52_tbench2.analysis.study.recorded import RECORDED, take
+from glm52_tbench2.analysis.study.recorded import RECORDED, facts, take
 from glm52_tbench2.config.checks import problems
 from glm52_tbench2.config.compose import compose, compose_unchecked, leaves
 from glm52_tbench2.config.errors import UserError
+from glm52_tbench2.launch.run_folder import identity_now
 from glm52_tbench2.rollout.batch import batch_path, read_batch
 
 from .fake_run import FakeRun, byte_tokenizer
@@ -128,6 +137,16 @@ def test_the_two_clocks_compare_other_steps_of_one_run() -> None:
     assert effects(study, found, "visits", OUTCOMES[1])["tasks16"].by_seed.keys() == set(SEEDS)
     short = {seed: made(0.2, seed, steps=12, tasks=16) for seed in SEEDS}
     assert not effects(study, found | {"tasks16": short}, "visits", PRIMARY)
+
+
+def test_a_run_whose_tasks_came_twice_in_a_step_ends_at_equal_visits_all_the_same() -> None:
+    study, found = plan(tasks16=["data=mini16"]), runs(base=0.2)
+    found["tasks16"] = {seed: made(0.2, seed, steps=24, tasks=16) for seed in SEEDS}
+    for lost, compared in ((0.0, 24), (0.2, 24), (0.6, None)):
+        for run in found["tasks16"].values():
+            run.visits[-4:] = [visits - lost for visits in (10.5, 11, 11.5, 12)]
+            assert horizon(study, run, "visits") == compared
+        assert bool(effects(study, found, "visits", PRIMARY)) == (compared is not None)
 
 
 def test_a_drift_is_over_tokens_of_six_steps_and_an_onset_in_visits() -> None:
@@ -294,19 +313,24 @@ def test_a_run_made_here_goes_before_one_made_elsewhere(
 
 
 def test_every_recorded_run_is_of_the_plan() -> None:
-    """Those of the project: each can be read, and is the arm and seed that its name says."""
+    """Those of the project: each can be read, and would be taken by a study that begins today."""
     study, known = load_plan(SET_SIZE), set()
     for arm in study.arms:
-        config = leaves(compose([*study.base, *study.arms[arm].overrides]))
-        for seed in study.seeds:
-            if (path := RECORDED / f"{point_name(arm, seed)}.json").exists():
+        paths = {seed: RECORDED / f"{point_name(arm, seed)}.json" for seed in study.seeds}
+        if not any(path.exists() for path in paths.values()):
+            continue
+        config = compose([*study.base, *study.arms[arm].overrides])
+        asked = facts(asdict(identity_now(config)))
+        for seed, path in paths.items():
+            if path.exists():
                 known.add(path)
                 measures = kept(path)
                 assert measures is not None and measures.steps == study.steps_of(arm), path
-                asked = config | {"seed": seed, "steps": study.steps_of(arm)}
-                made = measures.identity["config"]
-                shared = json.loads(json.dumps({k: v for k, v in asked.items() if k in made}))
-                assert shared == {k: made[k] for k in shared} and "seed" in shared, path
+                made = facts(measures.identity)
+                asked |= {"knob seed": seed, "knob steps": study.steps_of(arm)}
+                shared = asked.keys() & made.keys()
+                assert {name: asked[name] for name in shared} == {n: made[n] for n in shared}
+                assert shared >= {"knob seed", "knob steps", "starting weights"}
     assert known == set(RECORDED.iterdir())
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from ...config.schema import RunConfig
 from ..charts import Points
 from ..run_files import RunFiles
+from ..sentinel.files import rewards_at
 from ..stats import Change, Interval, Rewards, mean_interval, paired_change, sign_test
 from ..trend import Trend, log_trend
 from .compare import Difference, held_out_comparable, incomparable
@@ -62,10 +63,7 @@ class Reading:
     def held_out(self, step: int) -> Rewards:
         """The rewards of the evaluation after `step` steps, read once."""
         if step not in self.evals:
-            found: dict[str, list[float]] = {}
-            for row in self.files.rows("eval", step, ("task_id", "reward")):
-                found.setdefault(row["task_id"], []).append(row["reward"])
-            self.evals[step] = found
+            self.evals[step] = rewards_at(self.files, step)
         return self.evals[step]
 
     def names(self) -> list[str]:

@@ -119,10 +119,12 @@ def _families(console: Console, found: Examination) -> None:
 
 
 def _family(one: Profile) -> list[tuple[str, str]]:
+    first, last, many = one.steps[0], one.steps[-1], len(one.steps)
+    where = f"{many} steps, {first} to {last}" if many > 1 else f"step {first}"
     told = [
         (
             f"{one.name}  {_some(one.tasks, 2)}: {one.turns} turns of {one.tokens_mean:,.0f} "
-            f"tokens in {len(one.steps)} steps, {one.steps[0]} to {one.steps[-1]}",
+            f"tokens in {where}",
             "bold",
         )
     ]

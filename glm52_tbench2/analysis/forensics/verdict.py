@@ -85,13 +85,13 @@ def _without(found: Examination, findings: list[Finding], unknown: list[str]) ->
     if not count:
         sentence = "Nothing can be said: no step could be read"
     elif count < least:
-        sentence = f"Undetermined: {count} steps are too few, {least} are needed"
+        sentence = f"Undetermined: it has {count} of the {least} steps that are needed"
     elif not scored:
         sentence = "Undetermined: without log-probs of both sides no mismatch is known"
     elif scored < least:
         sentence = (
-            f"Undetermined: {scored} steps with log-probs of both sides are too few, "
-            f"{least} are needed"
+            f"Undetermined: it has {scored} of the {least} steps with log-probs of both sides "
+            "that are needed"
         )
     elif signs:
         sentence = f"Undetermined: {', '.join(signs)} found, and no mechanism explains it"

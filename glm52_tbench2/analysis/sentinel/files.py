@@ -83,7 +83,7 @@ def rewards_at(run: RunFiles, step: int) -> Rewards:
     found: dict[str, list[float]] = {}
     rows = run.rows("eval", step, ("task_id", "reward"))
     for row in rows:
-        task, reward = row.get("task_id"), row.get("reward")
+        task, reward = row["task_id"], row["reward"]
         if task is not None and isinstance(reward, int | float) and math.isfinite(reward):
             found.setdefault(task, []).append(reward)
     if lost := len(rows) - sum(map(len, found.values())):

@@ -50,7 +50,7 @@ def test_damaged_run(damaged: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_one_step(planted: Planted, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["forensics", str(planted("healthy")), "--step", "3"]) == 1
     said = capsys.readouterr().out
-    assert said.startswith("Undetermined: 1 steps are too few")
+    assert said.startswith("Undetermined: it has 1 of the 14 steps")
     assert "one step alone" in said
 
 
@@ -150,21 +150,21 @@ def test_a_copied_step_is_no_evidence(pair: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "kept"),
+    ("change", "kept", "told"),
     [
-        (lambda table: table.drop(["task_id"]), 0),
-        (lambda table: table.drop(["reward"]), 0),
-        (null("reward"), 39),
-        (null("task_id"), 39),
-        (lambda table: with_value(table, "reward", 0, float("nan")), 39),
+        (lambda table: table.drop(["task_id"]), 0, " lacks task_id"),
+        (lambda table: table.drop(["reward"]), 0, " lacks reward"),
+        (null("reward"), 39, ": 1 of 40 samples have no"),
+        (null("task_id"), 39, ": 1 of 40 samples have no"),
+        (lambda t: with_value(t, "reward", 0, float("nan")), 39, ": 1 of 40 samples have no"),
     ],
 )
 def test_an_evaluation_without_verdicts(
-    rewritten: Callable[[str, Change], RunFiles], change: Change, kept: int
+    rewritten: Callable[[str, Change], RunFiles], change: Change, kept: int, told: str
 ) -> None:
     run = rewritten("eval/step_000000.parquet", change)
     assert sum(map(len, rewards_at(run, 0).values())) == kept
-    assert f"eval/step_000000.parquet: {40 - kept} of 40 samples have no" in run.warnings[0]
+    assert f"eval/step_000000.parquet{told}" in run.warnings[0]
     RunSource(run).about()
 
 
