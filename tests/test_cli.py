@@ -33,7 +33,7 @@ def test_the_usage_names_every_verb_in_eighty_columns(capsys: pytest.CaptureFixt
     assert cli.main(["--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert {line.split()[0] for line in lines if line[:2] == "  " and line[2] != " "} == set(
-        cli._VERBS
+        cli.VERBS
     )
     assert max(map(len, lines)) <= 80
 

@@ -15,7 +15,7 @@ from .paths import ROOT
 CODE = ROOT / "glm52_tbench2"
 READERS = (
     "analysis",
-    "cli.py",
+    "cli",
     "config/docs.py",
     "config/knobs.py",
     "launch/progress.py",

@@ -51,7 +51,9 @@ def take_recorded(study_dir: Path, quick: bool) -> None:
     """
     _make(study_dir, _plan(study_dir, quick))
     taken, left = recorded.take(study_dir, recorded.RECORDED)
-    print(f"{len(taken)} runs are taken from those recorded in {short(recorded.RECORDED)}.")
+    number = len(SweepFiles.open(study_dir).points)
+    told = f"{len(taken)} of {number} runs are taken from those recorded in"
+    print(f"{told} {short(recorded.RECORDED)}.")
     for name, fact in left.items():
         print(f"  {name} is left: it was recorded of another run, whose {fact} differs.")
 

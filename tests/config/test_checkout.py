@@ -49,7 +49,8 @@ def test_a_new_source_file_counts_and_other_files_do_not(tmp_path: Path) -> None
     (tmp_path / "rollout" / "__pycache__").mkdir()
     (tmp_path / "rollout" / "__pycache__" / "x.py").write_text("")
     (tmp_path / "rollout" / "notes.txt").write_text("")
-    (tmp_path / "cli.py").write_text("")
+    (tmp_path / "cli").mkdir()
+    (tmp_path / "cli" / "runs.py").write_text("")
     assert sources(tmp_path) == before
     (tmp_path / "rollout" / "new.py").write_text("")
     assert set(sources(tmp_path)) - set(before) == {"rollout/new.py"}

@@ -74,7 +74,7 @@ def test_runs_made_elsewhere_are_not_run_again(
     sweeping.put("")
     assert cli.main(["study", str(there), "--quick", "--arms", "base"]) == 0
     assert cli.main(["study", str(here), "--quick", "--recorded", "--page"]) == 0
-    assert "2 runs are taken from those recorded in" in capsys.readouterr().out
+    assert "2 of 6 runs are taken from those recorded in" in capsys.readouterr().out
     assert "2 of 6 runs finished, 2 of them recorded" in (here / "study.html").read_text()
     assert cli.main(["study", str(here), "--arms", "base,lag0"]) == 0
     assert starts(here) == {"lag0-seed1": 1, "lag0-seed2": 1}
