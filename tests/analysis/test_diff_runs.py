@@ -25,7 +25,7 @@ from glm52_tbench2.tasks.sets import load_set
 
 from . import fake_run
 from .fake_run import FakeRun
-from .test_report import in_browser
+from .pages import in_browser
 
 STEPS = 50
 BASE = ("experiment=smoke", f"steps={STEPS}")

@@ -29,7 +29,7 @@ from glm52_tbench2.config import metrics_log
 from glm52_tbench2.config.compose import compose, save_run_config
 from glm52_tbench2.config.files import SCHEMA_VERSION
 
-from .test_report import in_browser
+from .pages import in_browser
 
 T2 = 4.302652729911275
 """0.975 quantile of Student's t with 2 degrees of freedom."""
