@@ -139,6 +139,7 @@ class Sign(Enum):
     visits = "visits"
     entropy = "entropy"
     length = "length"
+    reward_collapse = "reward_collapse"
     zero_signal = "zero_signal"
     silent = "silent"
     held_out_churn = "held_out_churn"

@@ -42,7 +42,8 @@ class Mechanism:
     title: str
     judge: Callable[[Examination], tuple[list[Evidence], Account]]
     tests: tuple[tuple[str, ...], ...]
-    """Overrides of the smallest experiment, the first that composes on the run's config."""
+    """Overrides of the smallest experiment, the first that composes on the run's config and changes
+    it; {third} is a third of the run's learning rate."""
     predicts: str
     """What that experiment shows if the mechanism is right, and if it is not."""
     remedy: str

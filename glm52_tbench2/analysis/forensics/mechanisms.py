@@ -22,6 +22,8 @@ _RECENT = 10
 """A family that has no turn in so many last steps is over."""
 _ROSE = 0.1
 """Training reward that has risen by so much: the run learns."""
+_AHEAD = 40
+"""Steps before reward is lost in which its cause is looked for."""
 _DRIFTING = (Sign.capped_burst, Sign.negative_truncated, Sign.mismatch_growth)
 
 
@@ -141,7 +143,7 @@ def churn(found: Examination) -> tuple[list[Evidence], Account]:
             else alarm.sentence if alarm else "held-out tasks are not lost", needed=True),
         _calm(found, 2),
         Evidence("training reward holds", 1, None if rise is None else rise >= -0.05,
-            _rewards(found)),
+            _rewards(found), needed=True),
     ]  # fmt: skip
     best = alarm.evidence.get("best") if alarm else None
     return evidence, Account(since=best)
@@ -194,6 +196,37 @@ def length(found: Examination) -> tuple[list[Evidence], Account]:
             else f"a sample's tokens went from {short:,.0f} to {long:,.0f}"),
     ]  # fmt: skip
     return evidence, Account(since=alarm.evidence.get("since", alarm.step) if alarm else None)
+
+
+def lost(found: Examination) -> tuple[list[Evidence], Account]:
+    """The policy breaks, and with it what it had learned."""
+    numbers = found.measures
+    alarm = numbers.sign(Sign.reward_collapse)
+    fall = alarm.evidence["since"] if alarm else 0
+    signs = [
+        since
+        for one in numbers.alarms
+        if one.sign in {sign.name for sign in _DRIFTING}
+        and fall - _AHEAD <= (since := one.evidence.get("since", one.step)) <= fall
+    ]
+    quiet = [v for step, v in numbers.values("silent").items() if fall - _AHEAD <= step < fall]
+    churned = numbers.sign(Sign.held_out_churn)
+    evidence = [
+        Evidence("reward lost", 3, alarm is not None,
+            alarm.sentence if alarm else "training reward is not lost", needed=True),
+        Evidence("mismatch first", 2, _known(bool(signs), bool(numbers.scored)),
+            f"signs of a growing mismatch came first, since step {min(signs)}" if signs
+            else f"no sign of a growing mismatch in the {_AHEAD} steps before"),
+        Evidence("few groups trained", 1, None if not quiet else sum(quiet) / len(quiet) >= 0.75,
+            "rewards before are unknown" if not quiet
+            else f"in the {len(quiet)} steps before, {sum(quiet) / len(quiet):.0%} of the groups "
+            "carried no signal: few samples moved the weights"),
+        Evidence("held-out too", 1, _known(churned is not None, numbers.evaluated),
+            "fewer than two evaluations" if not numbers.evaluated
+            else churned.sentence if churned else "held-out tasks are not lost"),
+        _spread(found),
+    ]  # fmt: skip
+    return evidence, Account(since=min([*signs, fall]) if alarm else None)
 
 
 def silent(found: Examination) -> tuple[list[Evidence], Account]:
@@ -374,6 +407,15 @@ MECHANISMS = (
         _MORE_TASKS,
         "right: groups carry signal again; wrong: they agree as here",
         "more or harder tasks, or the end of the run: steps are spent on groups that agree",
+    ),
+    Mechanism(
+        "reward_collapse", "the policy breaks, and what was learned is lost", lost,
+        (("rollout.lag=0",), ("rollout.max_staleness=0",), ("optim.lr={third:.1e}",)),
+        "right: training reward holds where it fell here; wrong: it is lost as here, and what is "
+        "left of fresher batches and a lower optim.lr is the next test",
+        "the checkpoint before, fresher batches or a lower optim.lr; "
+        "+sentinel.actions.mismatch_growth=stop where a mismatch came first",
+        after=_AHEAD + 20,
     ),
 )  # fmt: skip
 """In the order in which equal scores are told."""

@@ -130,7 +130,8 @@ def override(config: RunConfig, mechanism: Mechanism, last: int) -> list[str] | 
     if base is None:
         return None
     for test in mechanism.tests:
-        words = [*base, *test, f"steps={last}"]
+        changes = [word.format(third=config.optim.lr / 3) for word in test]
+        words = [*base, *changes, f"steps={last}"]
         words = list({word.partition("=")[0]: word for word in words}.values())
         try:
             changed = compose(words)

@@ -9,6 +9,8 @@ from itertools import takewhile
 from statistics import mean, median
 from typing import Any
 
+import numpy as np
+
 from ...config.schema import SentinelConfig, Sign
 from ..stats import paired_change, sign_test, task_means
 from .growth import growth
@@ -19,6 +21,7 @@ DRIFT = "trainer/mismatch/abs_mean"
 CAPPED = "trainer/mismatch/turn_near_cap/"
 NEGATIVE = "trainer/mismatch/advantage_negative_truncated/"
 GRADIENT = "trainer/grad_norm"
+REWARD = "rollout/reward_mean"
 ZERO_SIGNAL = "rollout/zero_signal_share"
 
 _BURST_STEPS = 6
@@ -213,6 +216,27 @@ def length(history: History, config: SentinelConfig) -> Finding | None:
     return Finding(f"Samples grow longer since step {found.since}: {found}.", evidence=vars(found))
 
 
+def reward_collapse(history: History, config: SentinelConfig) -> Finding | None:
+    """What the policy had learned is lost on the training tasks."""
+    series, count = history.series(REWARD), config.min_steps
+    steps, rewards = list(series), np.array(list(series.values()))
+    before = rewards[:-_BURST_STEPS]
+    if len(before) < count:
+        return None
+    at = int(np.convolve(before, np.ones(count), "valid").argmax())
+    best = before[at : at + count]
+    usual, now = float(best.mean()), float(rewards[-_BURST_STEPS:].mean())
+    least = min(float(best.min()), usual / 2)
+    lost = list(takewhile(lambda step: series[step] < least, reversed(steps)))[::-1]
+    if len(lost) < _BURST_STEPS:
+        return None
+    return Finding(
+        f"Training reward has been lost since step {lost[0]}: it was {usual:.2f} over {count} "
+        f"steps, and is {now:.2f} over the last {_BURST_STEPS}.",
+        evidence={"since": lost[0], "usual": usual, "now": now},
+    )
+
+
 def zero_signal(history: History, config: SentinelConfig) -> Finding | None:
     """Steps train on next to nothing: all samples of a group have one reward."""
     series = history.series(ZERO_SIGNAL)
@@ -283,6 +307,7 @@ DETECTORS: dict[Sign, Detector] = {
         visits,
         entropy,
         length,
+        reward_collapse,
         zero_signal,
         silent,
         held_out_churn,

@@ -74,6 +74,29 @@ def test_held_out_loss_from_the_start() -> None:
     assert steps_of(said) == 20
 
 
+LOST = {0: held_out(0.0), 30: held_out(1.0), 60: held_out(0.0)}
+
+
+def test_reward_that_is_lost() -> None:
+    """Whatever is lost on held-out tasks with it is no overfitting, and a mismatch that went before
+    and has calmed is where it began."""
+    gone = (0.0,) * SAMPLES
+    said = verdict(
+        seen(70, lambda s: Of(growing(s, 20, 42), SPLIT if s < 40 else gone), evals=LOST)
+    )
+    assert said.name == "reward_collapse", said.sentence
+    assert said.account.since in range(18, 26)
+    assert steps_of(said) >= 60
+    assert "overfitting" not in {one.mechanism.name for one in said.findings if one.told}
+
+
+def test_reward_that_is_lost_while_the_mismatch_is_calm() -> None:
+    """A sandbox or a verifier that broke looks the same: both are told."""
+    said = verdict(seen(70, lambda s: Of(rewards=SPLIT if s < 40 else (0.0,) * 8), evals=LOST))
+    told = {one.mechanism.name for one in said.findings if one.told}
+    assert told == {"nothing_trained", "reward_collapse"}
+
+
 def test_nothing_is_trained_since() -> None:
     """Told are the first step without a gradient, and a test that has that step."""
     metrics = {s: {"trainer/grad_norm": 0.3 if s < 15 else 0.0} for s in range(1, 31)}

@@ -236,6 +236,28 @@ def test_length(made: Made) -> None:
     assert "50%" in made.found()[Sign.length] and "usually 0%" in made.found()[Sign.length]
 
 
+@pytest.mark.parametrize("usual", [0.5, 0.9])
+def test_reward_collapse(usual: float) -> None:
+    """Told from its sixth step on, also when the loss is older than what was learned took; a policy
+    that had not learned yet has lost nothing."""
+    made, told = Made(), None
+    for number in range(60):
+        level = 0.02 if number < 10 else usual if number < 30 else usual / 4
+        noise = float(made.rng.uniform(0, 0.1))
+        made.step().metrics["rollout/reward_mean"] = level + noise * (number >= 10)
+        told = made.found().get(Sign.reward_collapse)
+        assert (told is not None) == (number >= 35), number
+    assert told is not None and "lost since step 31" in told
+
+
+def test_reward_that_swings_is_not_lost() -> None:
+    """One task a step: solved ones and others take turns."""
+    made = Made()
+    for number in range(40):
+        made.step().metrics["rollout/reward_mean"] = float(number % 8 < 2)
+        assert Sign.reward_collapse not in made.found()
+
+
 def test_zero_signal(made: Made) -> None:
     for _ in range(3):
         facts = made.step()
