@@ -129,6 +129,7 @@ def override(config: RunConfig, mechanism: Mechanism, last: int) -> list[str] | 
     base = spell(plain_knobs(config))
     if base is None:
         return None
+    same = plain_knobs(compose([*base, f"steps={last}"]))
     for test in mechanism.tests:
         changes = [word.format(third=config.optim.lr / 3) for word in test]
         words = [*base, *changes, f"steps={last}"]
@@ -139,7 +140,7 @@ def override(config: RunConfig, mechanism: Mechanism, last: int) -> list[str] | 
             continue
         if changed.data.suite != config.data.suite:
             continue
-        if plain_knobs(changed) | {"steps": 0} != plain_knobs(config) | {"steps": 0}:
+        if plain_knobs(changed) != same:
             return words
     return None
 

@@ -84,6 +84,13 @@ def test_experiments_compose(experiment: str, mechanism: Mechanism) -> None:
     assert compose(words) != config
 
 
+def test_an_experiment_changes_more_than_the_name() -> None:
+    """A run on its suite's largest set, under a name of its own: there is no larger set to try."""
+    config = compose(["experiment=smoke", "data=mini69", "name=mine", "seed=2"])
+    more = next(one for one in MECHANISMS if one.name == "saturation")
+    assert override(config, more, 30) is None
+
+
 def test_score() -> None:
     """The weight that holds over all weight; what is unknown does not hold, what is needed must."""
 
