@@ -135,6 +135,10 @@ def _run(sweep: SweepFiles, allow: bool, after: Callable[[], object] | None = No
         try:
             for number, point in todo:
                 of = f"Point {number} of {len(sweep.points)}"
+                if sweep.status(point) == "finished":  # by a resume of this point alone
+                    codes[point.name] = 0
+                    _say(console, f"{of}  {point.name} is finished, by another command.\n")
+                    continue
                 console.print(_heading(of, point, took, len(todo)))
                 began = time.monotonic()
                 ended = _run_point(sweep, point, allow)

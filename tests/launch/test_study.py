@@ -66,6 +66,20 @@ if run.name == "lag0-seed1" and not (run / "again").exists():
     assert "6 of 6 runs finished" in (study / "study.html").read_text()
 
 
+def test_what_another_command_has_finished_meanwhile_is_not_run_again(
+    tmp_path: Path, capsys
+) -> None:
+    study = tmp_path / "runs" / "study"
+    sweeping.put("""
+if run.name == "base-seed1":
+    (run.parent / "base-seed2" / "finished").touch()
+""")
+    assert cli.main(["study", str(study), "--quick", "--arms", "base"]) == 0
+    assert starts(study) == {"base-seed1": 1}
+    told = capsys.readouterr()
+    assert "base-seed2 is finished, by another command" in told.out and not told.err
+
+
 def test_runs_made_elsewhere_are_not_run_again(
     tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
