@@ -18,6 +18,7 @@ from glm52_tbench2.analysis.study.compare import (
     effects,
     horizon,
     judge,
+    losses,
     matters_most,
 )
 from glm52_tbench2.analysis.study.measures import Measures, kept, measure, measured
@@ -158,6 +159,14 @@ def test_a_drift_is_over_tokens_of_six_steps_and_an_onset_in_visits() -> None:
     assert drift[12] == pytest.approx((3 * 100 * 0.1 + 900) / 1200, rel=0.05)
     assert run.onset(0.3, 12) == 5.0, "step 10, 16 tasks of which 8 are trained a step"
     assert run.onset(0.3, 9) is None and Measures().peak(9) is None
+
+
+def test_a_run_that_lost_its_reward_is_told_with_the_visits_it_came_after() -> None:
+    run = made(0.1, 1, steps=40, tasks=16)
+    assert run.lost_at(10) is None and losses([run]) == "none of 1"
+    run.reward[30:] = [0.01] * 10
+    assert run.lost_at(10) == 15.5
+    assert losses([run, made(0.1, 2, steps=40)]) == "1 of 2, at 16 visits"
 
 
 # --- from files ----------------------------------------------------------------------------------

@@ -219,22 +219,34 @@ def length(history: History, config: SentinelConfig) -> Finding | None:
 def reward_collapse(history: History, config: SentinelConfig) -> Finding | None:
     """What the policy had learned is lost on the training tasks."""
     series, count = history.series(REWARD), config.min_steps
-    steps, rewards = list(series), np.array(list(series.values()))
+    found = reward_lost(series, count)
+    if found is None:
+        return None
+    since, usual = found
+    now = mean(list(series.values())[-_BURST_STEPS:])
+    return Finding(
+        f"Training reward has been lost since step {since}: it was {usual:.2f} over {count} "
+        f"steps, and is {now:.2f} over the last {_BURST_STEPS}.",
+        evidence={"since": since, "usual": usual, "now": now},
+    )
+
+
+def reward_lost(series: dict[int, float], count: int) -> tuple[int, float] | None:
+    """Since which step training reward is lost at the end of a series, and what it was.
+
+    It was the best mean over `count` steps in a row; it is lost where each of the last steps, at
+    least six, is below half of that and below each of these steps.
+    """
+    rewards = np.array(list(series.values()))
     before = rewards[:-_BURST_STEPS]
     if len(before) < count:
         return None
     at = int(np.convolve(before, np.ones(count), "valid").argmax())
     best = before[at : at + count]
-    usual, now = float(best.mean()), float(rewards[-_BURST_STEPS:].mean())
+    usual = float(best.mean())
     least = min(float(best.min()), usual / 2)
-    lost = list(takewhile(lambda step: series[step] < least, reversed(steps)))[::-1]
-    if len(lost) < _BURST_STEPS:
-        return None
-    return Finding(
-        f"Training reward has been lost since step {lost[0]}: it was {usual:.2f} over {count} "
-        f"steps, and is {now:.2f} over the last {_BURST_STEPS}.",
-        evidence={"since": lost[0], "usual": usual, "now": now},
-    )
+    lost = list(takewhile(lambda step: series[step] < least, reversed(series)))
+    return (lost[-1], usual) if len(lost) >= _BURST_STEPS else None
 
 
 def zero_signal(history: History, config: SentinelConfig) -> Finding | None:

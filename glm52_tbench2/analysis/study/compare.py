@@ -191,9 +191,17 @@ def judge(claim: Claim, effect: Effect | None) -> str:
     return f"contradicted: {effect.verdict}"
 
 
-def onsets(plan: Plan, runs: Sequence[Measures]) -> str:
+def onsets(runs: Sequence[Measures]) -> str:
     """At how many visits a task each run's first burst came, as text."""
-    found = [run.onset(ONSET, run.steps) for run in runs]
+    return _at_visits([run.onset(ONSET, run.steps) for run in runs])
+
+
+def losses(runs: Sequence[Measures]) -> str:
+    """At how many visits a task each run lost its training reward, as text."""
+    return _at_visits([run.lost_at(LAST) for run in runs])
+
+
+def _at_visits(found: Sequence[float | None]) -> str:
     hit = [f"{visits:.0f}" for visits in found if visits is not None]
     if not hit:
         return f"none of {len(found)}"

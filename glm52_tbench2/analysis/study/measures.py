@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ...config.files import atomic_write_bytes
 from ...config.schema import NEAR_CAP
 from ..run_files import RunFiles
+from ..sentinel.detectors import reward_lost
 from ..sentinel.files import rewards_at
 from ..stats import task_means
 
@@ -80,6 +81,12 @@ class Measures:
         steps = (step for step, d in self.drift().items() if step <= upto and d > above)
         first = next(steps, None)
         return None if first is None else self.visits[first - 1]
+
+    def lost_at(self, count: int) -> float | None:
+        """Visits a task at which training reward was lost for good, after a best mean over `count`
+        steps; None: it is not lost."""
+        found = reward_lost(dict(enumerate(self.reward, 1)), count)
+        return None if found is None else self.visits[found[0] - 1]
 
     def held_out_mean(self, step: int) -> float | None:
         """Held-out reward after `step` steps, every task weighing the same."""

@@ -18,6 +18,7 @@ from ..stats import interval_over_runs
 from ..sweep_files import SweepFiles
 from .compare import (
     CLOCKS,
+    LAST,
     ONSET,
     OUTCOMES,
     PRIMARY,
@@ -27,6 +28,7 @@ from .compare import (
     effects,
     horizon,
     judge,
+    losses,
     matters_most,
     onsets,
 )
@@ -104,7 +106,9 @@ def render(study_dir: Path) -> str:
         families=_families(plan),
         found=found,
         clocks=CLOCKS,
-        onsets={arm: onsets(plan, list(of.values())) for arm, of in runs.items() if of},
+        onsets={arm: onsets(list(of.values())) for arm, of in runs.items()},
+        losses={arm: losses(list(of.values())) for arm, of in runs.items()},
+        lost_told=_lost(plan, runs),
         bursts=ONSET,
         same=SAME,
         claims=[
@@ -177,6 +181,18 @@ def _base(plan: Plan, whole: Sequence[Measures]) -> str:
             "drifts that stay small."
         )
     return told
+
+
+def _lost(plan: Plan, runs: Runs) -> str:
+    """Which runs lost what they had learned, in a sentence; "" where none did."""
+    found = [
+        f"{plan.arms[arm].title}, seed {seed}, at {visits:.0f} visits a task (step {step})"
+        for arm, of in runs.items()
+        for seed, run in of.items()
+        if (visits := run.lost_at(LAST)) is not None
+        for step in [run.visits.index(visits) + 1]
+    ]
+    return f"Runs that lost what they had learned: {'; '.join(found)}." if found else ""
 
 
 def _base_level(plan: Plan, whole: Sequence[Measures], number: int) -> str:
