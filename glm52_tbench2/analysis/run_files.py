@@ -139,10 +139,7 @@ class RunFiles:
 
     def rows(self, kind: str, step: int, columns: Sequence[str]) -> list[Row]:
         """One dict a sample; [] with a warning for a file that is damaged or lacks any of them."""
-        table = self.table(kind, step, columns)
-        if table is None or self.lacks(kind, step, table.column_names, columns):
-            return []
-        return table.to_pylist()
+        return self._whole(kind, step, columns)
 
     def columns(self, kind: str, step: int, names: Sequence[str]) -> dict[str, Sequence[Any]]:
         """Column -> a value a sample, of those of `names` that the file has; lists of numbers as
@@ -167,10 +164,8 @@ class RunFiles:
 
     def sample(self, kind: str, step: int, sample_id: str, columns: Sequence[str]) -> Row | None:
         """The `columns` of one sample; None if it is not there, or as :meth:`rows` leaves out."""
-        table = self.table(kind, step, columns, [("sample_id", "==", sample_id)])
-        if table is None or self.lacks(kind, step, table.column_names, columns):
-            return None
-        return next(iter(table.to_pylist()), None)
+        rows = self._whole(kind, step, columns, [("sample_id", "==", sample_id)])
+        return next(iter(rows), None)
 
     def stats(self, kind: str, step: int) -> dict[str, float]:
         """What the driver noted beside the rows, as samples dropped by reason; {} if nothing."""
@@ -180,6 +175,14 @@ class RunFiles:
             return found if isinstance(found, dict) else {}
         except (OSError, pa.ArrowException, ValueError):
             return {}
+
+    def _whole(
+        self, kind: str, step: int, columns: Sequence[str], filters: list[Any] | None = None
+    ) -> list[Row]:
+        table = self.table(kind, step, columns, filters)
+        if table is None or self.lacks(kind, step, table.column_names, columns):
+            return []
+        return table.to_pylist()
 
     def table(
         self,

@@ -34,10 +34,9 @@ def run(study_dir: Path, quick: bool, arms: Sequence[str], allow: bool) -> int:
         )
     _make(study_dir, plan)
     write = partial(write_page, study_dir)
-    files = SweepFiles.open(study_dir)
-    elsewhere = recorded.elsewhere(study_dir, {one.name: files.status(one) for one in files.points})
+    states = recorded.states(SweepFiles.open(study_dir))
     chosen = {point_name(arm, seed) for arm in arms or plan.arms for seed in plan.seeds}
-    todo = chosen - elsewhere
+    todo = {name for name in chosen if states.get(name) != "recorded"}
     try:
         return sweep.resume(study_dir, allow, todo, after=write) if todo else 0
     finally:

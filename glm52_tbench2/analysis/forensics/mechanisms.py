@@ -138,9 +138,7 @@ def churn(found: Examination) -> tuple[list[Evidence], Account]:
     numbers = found.measures
     alarm, rise = numbers.sign(Sign.held_out_churn), _rise(found)
     evidence = [
-        Evidence("held-out tasks lost", 3, _known(alarm is not None, numbers.evaluated),
-            "fewer than two evaluations" if not numbers.evaluated
-            else alarm.sentence if alarm else "held-out tasks are not lost", needed=True),
+        _held_out_lost(found, 3, needed=True),
         _calm(found, 2),
         Evidence("training reward holds", 1, None if rise is None else rise >= -0.05,
             _rewards(found), needed=True),
@@ -195,7 +193,7 @@ def length(found: Examination) -> tuple[list[Evidence], Account]:
             "lengths are unknown" if not short or long is None
             else f"a sample's tokens went from {short:,.0f} to {long:,.0f}"),
     ]  # fmt: skip
-    return evidence, Account(since=alarm.evidence.get("since", alarm.step) if alarm else None)
+    return evidence, Account(since=alarm.since if alarm else None)
 
 
 def lost(found: Examination) -> tuple[list[Evidence], Account]:
@@ -203,14 +201,13 @@ def lost(found: Examination) -> tuple[list[Evidence], Account]:
     numbers = found.measures
     alarm = numbers.sign(Sign.reward_collapse)
     fall = alarm.evidence["since"] if alarm else 0
+    drifting = {sign.name for sign in _DRIFTING}
     signs = [
-        since
+        one.since
         for one in numbers.alarms
-        if one.sign in {sign.name for sign in _DRIFTING}
-        and fall - _AHEAD <= (since := one.evidence.get("since", one.step)) <= fall
+        if one.sign in drifting and fall - _AHEAD <= one.since <= fall
     ]
     quiet = [v for step, v in numbers.values("silent").items() if fall - _AHEAD <= step < fall]
-    churned = numbers.sign(Sign.held_out_churn)
     evidence = [
         Evidence("reward lost", 3, alarm is not None,
             alarm.sentence if alarm else "training reward is not lost", needed=True),
@@ -221,9 +218,7 @@ def lost(found: Examination) -> tuple[list[Evidence], Account]:
             "rewards before are unknown" if not quiet
             else f"in the {len(quiet)} steps before, {sum(quiet) / len(quiet):.0%} of the groups "
             "carried no signal: few samples moved the weights"),
-        Evidence("held-out too", 1, _known(churned is not None, numbers.evaluated),
-            "fewer than two evaluations" if not numbers.evaluated
-            else churned.sentence if churned else "held-out tasks are not lost"),
+        _held_out_lost(found, 1),
         _spread(found),
     ]  # fmt: skip
     return evidence, Account(since=min([*signs, fall]) if alarm else None)
@@ -293,6 +288,14 @@ def _mismatched(found: Examination) -> Evidence:
     return Evidence("mismatch", 2, kl > _HEALTHY_KL or alarm is not None, told, needed=True)
 
 
+def _held_out_lost(found: Examination, weight: float, needed: bool = False) -> Evidence:
+    numbers = found.measures
+    alarm = numbers.sign(Sign.held_out_churn)
+    return Evidence("held-out tasks lost", weight, _known(alarm is not None, numbers.evaluated),
+        "fewer than two evaluations" if not numbers.evaluated
+        else alarm.sentence if alarm else "held-out tasks are not lost", needed)  # fmt: skip
+
+
 def _calm(found: Examination, weight: float) -> Evidence:
     kl = found.measures.late("kl")
     return Evidence("mismatch calm", weight, None if kl is None else kl <= _HEALTHY_KL,
@@ -329,7 +332,7 @@ def _onset(worst: Profile, signs: list[Alarm]) -> int:
     moves = {one.step: one.drift for one in worst.moves if one.drift is not None}
     calm = min(next(iter(moves.values()), 0.0), worst.first_drift or 0.0)
     grown = list(takewhile(lambda step: moves[step] > _CLEAR * calm, reversed(moves)))
-    told = grown[-1:] if grown else [one.evidence.get("since", one.step) for one in signs]
+    told = grown[-1:] if grown else [one.since for one in signs]
     return max(worst.steps[0], min(told, default=worst.steps[0]))
 
 

@@ -38,6 +38,11 @@ class Alarm:
     tasks: list[str] = field(default_factory=list)
     evidence: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def since(self) -> int:
+        """The step its evidence begins with, or else that of the alarm."""
+        return self.evidence.get("since", self.step)
+
 
 def alarms(run_dir: Path) -> list[Alarm]:
     """What the run's sentinel said, oldest first; of a step that was trained twice, once."""

@@ -82,11 +82,16 @@ class Measures:
         first = next(steps, None)
         return None if first is None else self.visits[first - 1]
 
-    def lost_at(self, count: int) -> float | None:
-        """Visits a task at which training reward was lost for good, after a best mean over `count`
-        steps; None: it is not lost."""
+    def lost_since(self, count: int) -> int | None:
+        """Step since which training reward is lost for good, after a best mean over `count` steps;
+        None: it is not lost."""
         found = reward_lost(dict(enumerate(self.reward, 1)), count)
-        return None if found is None else self.visits[found[0] - 1]
+        return None if found is None else found[0]
+
+    def lost_at(self, count: int) -> float | None:
+        """Visits a task at :meth:`lost_since`."""
+        step = self.lost_since(count)
+        return None if step is None else self.visits[step - 1]
 
     def held_out_mean(self, step: int) -> float | None:
         """Held-out reward after `step` steps, every task weighing the same."""

@@ -16,6 +16,7 @@ from ..figures import Figure
 from ..report import assets, template
 from ..stats import interval_over_runs
 from ..sweep_files import SweepFiles
+from . import recorded
 from .compare import (
     CLOCKS,
     LAST,
@@ -34,7 +35,7 @@ from .compare import (
 )
 from .measures import PROBABILITIES, VISITS, Measures, kept, measured
 from .plan import BASE, PLAN_FILE, Plan, load_plan, point_name
-from .recorded import elsewhere, measures_path
+from .recorded import measures_path
 
 PAGE_FILE = "study.html"
 PUBLISHED = (("experiment=job1794",), ("experiment=job2350",))
@@ -72,9 +73,8 @@ def write_page(study_dir: Path) -> Path:
 
 def render(study_dir: Path) -> str:
     """The page."""
-    plan, sweep = load_plan(study_dir / PLAN_FILE), SweepFiles.open(study_dir)
-    states = {point.name: sweep.status(point) for point in sweep.points}
-    states |= dict.fromkeys(elsewhere(study_dir, states), "recorded")
+    plan = load_plan(study_dir / PLAN_FILE)
+    states = recorded.states(SweepFiles.open(study_dir))
     runs = read_runs(plan, study_dir, states)
     found = {
         clock: {one.key: effects(plan, runs, clock, one) for one in OUTCOMES} for clock in CLOCKS
@@ -186,11 +186,11 @@ def _base(plan: Plan, whole: Sequence[Measures]) -> str:
 def _lost(plan: Plan, runs: Runs) -> str:
     """Which runs lost what they had learned, in a sentence; "" where none did."""
     found = [
-        f"{plan.arms[arm].title}, seed {seed}, at {visits:.0f} visits a task (step {step})"
+        f"{plan.arms[arm].title}, seed {seed}, at {run.visits[step - 1]:.0f} visits a task "
+        f"(step {step})"
         for arm, of in runs.items()
         for seed, run in of.items()
-        if (visits := run.lost_at(LAST)) is not None
-        for step in [run.visits.index(visits) + 1]
+        if (step := run.lost_since(LAST)) is not None
     ]
     return f"Runs that lost what they had learned: {'; '.join(found)}." if found else ""
 

@@ -52,13 +52,14 @@ def take(study_dir: Path, recorded: Path) -> tuple[list[str], dict[str, str]]:
     return taken, left
 
 
-def elsewhere(study_dir: Path, states: Mapping[str, str]) -> set[str]:
-    """Points that are not finished here and whose measures are there, by each point's state."""
-    return {
-        name
-        for name, state in states.items()
-        if state != "finished" and kept(measures_path(study_dir, name)) is not None
-    }
+def states(sweep: SweepFiles) -> dict[str, str]:
+    """Point -> where it stands, as SweepFiles.status; recorded where it is not finished here and
+    its measures are there."""
+    found = {point.name: sweep.status(point) for point in sweep.points}
+    for name, state in found.items():
+        if state != "finished" and kept(measures_path(sweep.path, name)) is not None:
+            found[name] = "recorded"
+    return found
 
 
 def facts(identity: Mapping[str, Any]) -> dict[str, Any]:
