@@ -1,5 +1,8 @@
 """Where the project's own folders are."""
 
+import hashlib
+import os
+import re
 import shlex
 import shutil
 import sys
@@ -15,6 +18,21 @@ def resolve(path: str | Path) -> Path:
     """The absolute path of one written in a config: relative to the repository, or as it is."""
     path = Path(path).expanduser()
     return path if path.is_absolute() else ROOT / path
+
+
+def label_of(path: Path) -> str:
+    """A label for what belongs to `path`: the same each time, and another for each user."""
+    where = f"{os.getuid()} {path.resolve()}"
+    name = re.sub(r"[^\w.-]", "-", path.name)
+    return f"{name[:40]}-{hashlib.sha256(where.encode()).hexdigest()[:12]}"
+
+
+def of_run(folder: str, run_dir: Path) -> Path:
+    """A run's folder of what a config names: in the run folder unless that is absolute.
+
+    An absolute one may be that of several runs, of which two may have one name.
+    """
+    return Path(folder) / label_of(run_dir) if Path(folder).is_absolute() else run_dir / folder
 
 
 def short(path: Path) -> str:

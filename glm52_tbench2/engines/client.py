@@ -1,5 +1,6 @@
 """Client of one SGLang server: token ids in; token ids, log-probs and weight versions out."""
 
+import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,9 @@ from .http import CONTROL_TIMEOUT_S, REFUSED, EngineError, HttpClient
 
 NO_VERSION = "none"
 """What an engine calls its weights when they are no version: what it generates is then refused."""
+LOAD_TIMEOUT_S = 600.0
+"""Longest wait for an engine to load a version, seconds."""
+_LOOK_S = 0.5
 
 Message = Mapping[str, str]
 """One message of a conversation: its role and its content, as text."""
@@ -87,12 +91,15 @@ class EngineClient(HttpClient):
     async def abort(self, rid: str) -> None:
         """Ends the request `rid`: its `generate` returns with finish "abort". Unknown: nothing.
 
-        Raises EngineError, too, for an engine that is paused until it gets its weights: it answers,
-        but no request of it was going to end.
+        Returns when the engine generates: one whose weights are being updated is waited for. Raises
+        EngineError, too, for one that goes without them: no request of it was going to end.
         """
         await self._call("POST", "/abort_request", {"rid": rid})
-        if await self.weight_version() is None:
-            raise EngineError(f"{self.url} waits for weights, and generates nothing meanwhile")
+        began = perf_counter()
+        while await self.weight_version() is None:
+            if perf_counter() - began > LOAD_TIMEOUT_S:
+                raise EngineError(f"{self.url} waits for weights, and generates nothing meanwhile")
+            await asyncio.sleep(_LOOK_S)
 
     async def pause(self, mode: PauseMode) -> None:
         """Stops generating; requests wait, with their KV cache (in_place) or without (retract)."""
@@ -140,10 +147,6 @@ class EngineClient(HttpClient):
         except EngineError:
             return False
         return True
-
-    async def server_info(self) -> dict[str, Any]:
-        """The server's arguments and state, as SGLang tells them."""
-        return dict(await self._call("GET", "/server_info", None))
 
     def _versions(self, meta: Mapping[str, Any], num_tokens: int) -> list[int]:
         """Weight version of each output token. Raises KeyError, TypeError or ValueError."""

@@ -14,8 +14,10 @@ from .http import EngineError, HttpClient
 
 MAX_TRIES = 6
 """Times a request is sent that the endpoint turned away, before its sample is lost."""
-FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
+FIRST_WAIT_S = 1.0
 """Waits between them double, unless the endpoint says how long, seconds."""
+LONGEST_WAIT_S = 1800.0
+"""And no longer than this, whatever it says, seconds."""
 _TURNED_AWAY = (429, 500, 503, 529)
 """Statuses that say that nothing was generated. Behind a gateway's 502 or 504 something may have
 been: that answer is lost."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..config.compose import compose
 from ..config.errors import UserError
+from ..config.paths import label_of
 from ..config.schema import SandboxConfig, SandboxProvider
 from ..tasks.check import Journal, Result, Runner, check_suite, evidence, report
 from ..tasks.named import full_name, named_tasks
@@ -49,7 +50,7 @@ def check(
     facts = asdict(config).items()
     way = str({knob: value for knob, value in facts if knob not in _PACE})
     journal = Journal(path, way, fresh)
-    label = providers.label_of(path)
+    label = label_of(path)
     with closing(journal), scripted(config, tasks[0].id, label) as runner:
         try:
             return report(check_suite(tasks, runner, parallel, journal, _tell))

@@ -32,7 +32,7 @@ from ..config.errors import UserError
 from ..config.schema import SandboxConfig
 from ..tasks.suite import Task
 from .dockerfile import inlined
-from .remote import RUN_LABEL, RemoteSandbox, new_name, started
+from .remote import RUN_LABEL, RemoteSandbox, new_name, started, turn
 from .sandbox import OpenSandbox, SandboxError
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ T = TypeVar("T")
 _API = "https://app.daytona.io/api"
 _ASK_S = 20.0
 _REMOVE_S = 30.0
+_FIND_S = 60.0
+"""How long the service is asked anew before it counts as one that does not answer, seconds."""
 _MINUTE_S = 60.0
 _PAUSE_S = (0.5, 30.0)
 """Between tries: at first and at most, seconds."""
@@ -60,13 +62,8 @@ def check(config: SandboxConfig) -> None:
 
     Raises UserError for a missing or refused key, a service that does not answer and a quota of 0.
     """
-    from daytona import DaytonaError
-
-    client, key = _client(config), _key(config)
-    try:
-        _found(client, "nobody")
-    except DaytonaError as error:
-        raise UserError(_refused(error, key)) from None
+    key = _key(config)
+    _found(_client(config), "nobody", key)
     if _no_quota(key):
         raise UserError(
             "Daytona gives this key's organization a quota of zero CPUs, memory or disk; raise it "
@@ -102,11 +99,12 @@ class _Cloud:
         """A sandbox of the task. Raises SandboxError."""
         machine = _Machine(self)
         self._machines.add(machine)
+        deadline = time.monotonic() + config.start_timeout_s
 
         def start() -> None:
             params = self._params(machine.name, task, config)
-            with self._starting:
-                machine.start(params, time.monotonic() + config.start_timeout_s)
+            with turn(self._starting, deadline):
+                machine.start(params, deadline)
 
         return started(machine, start, task, config)
 
@@ -121,12 +119,7 @@ class _Cloud:
 
     def sweep(self) -> None:
         """Removes every sandbox with the run's label. Raises UserError if it cannot look."""
-        from daytona import DaytonaError
-
-        try:
-            found = _found(self.client, self._label)
-        except DaytonaError as error:
-            raise UserError(_refused(error, self.key)) from None
+        found = _found(self.client, self._label, self.key)
         with ThreadPoolExecutor(16) as pool:
             for _ in pool.map(self.remove, found):
                 pass
@@ -216,7 +209,7 @@ class _Machine:
             tried = True
             return client.create(params, timeout=left)
 
-        self._sandbox = _retried(attempt, deadline, self._cloud.key, quota=True)
+        self._sandbox = _retried(attempt, deadline, self._cloud.key, quota=True, lost=True)
 
     def run(self, command: Sequence[str], data: bytes, timeout_s: float) -> bytes:
         """As :meth:`Machine.run`."""
@@ -313,12 +306,35 @@ def _said(error: Exception, key: str) -> str:
     return str(error).replace(key, "(key)")
 
 
-def _found(client: "Daytona", label: str) -> list[str]:
-    """Names of the sandboxes of a run. Raises DaytonaError."""
-    from daytona import ListSandboxesQuery
+def _found(client: "Daytona", label: str, key: str) -> list[str]:
+    """Names of the sandboxes of a run.
+
+    Raises UserError for a key that is refused, and for a service that does not answer for a while.
+    """
+    from daytona import DaytonaError, ListSandboxesQuery
 
     query = ListSandboxesQuery(labels={RUN_LABEL: label})
-    return [sandbox.name for sandbox in client.list(query, request_timeout=_ASK_S)]
+
+    def ask() -> list[str]:
+        try:
+            return [sandbox.name for sandbox in client.list(query, request_timeout=_ASK_S)]
+        except DaytonaError as error:
+            if error.status_code not in (401, 403):
+                raise
+            said = _line(_said(error, key))
+            raise UserError(
+                f"Daytona refuses the API key ({said}): it is wrong, expired or lacks the right to "
+                "make and delete sandboxes; set DAYTONA_API_KEY, or sandbox.api_key_file, to "
+                "another."
+            ) from None
+
+    try:
+        return _retried(ask, time.monotonic() + _FIND_S, key, lost=True)
+    except SandboxError as error:
+        raise UserError(
+            f"Daytona does not answer at {_address()} ({_line(str(error))}); look at the network "
+            "and at DAYTONA_API_URL, or write sandbox=local."
+        ) from None
 
 
 def _retried(
@@ -328,11 +344,12 @@ def _retried(
     *,
     passing: set[int] = _PASSING,
     quota: bool = False,
+    lost: bool = False,
 ) -> T:
     """What `call` gives, repeated with growing pauses while its error may pass, until `deadline`.
 
-    `passing`: HTTP status codes that may pass; with `quota` also a full quota, and a connection
-    that is lost. Raises SandboxError, which does not tell the `key`.
+    `passing`: HTTP status codes that may pass; with `quota` also a full quota, with `lost` also a
+    connection that is lost. Raises SandboxError, which does not tell the `key`.
     """
     from daytona import DaytonaConnectionError, DaytonaError
 
@@ -343,8 +360,8 @@ def _retried(
         except DaytonaError as error:
             said = _said(error, key)[-2000:]
             full = quota and bool(_QUOTA.search(said)) and not _NEVER.search(said)
-            lost = quota and isinstance(error, DaytonaConnectionError)
-            may_pass = error.status_code in passing or (full and error.status_code) or lost
+            gone = lost and isinstance(error, DaytonaConnectionError)
+            may_pass = error.status_code in passing or (full and error.status_code) or gone
             wait_s = max(pause_s * random.uniform(0.5, 1.0), _retry_after(error))
             if not may_pass or time.monotonic() + wait_s > deadline:
                 raise SandboxError(said or type(error).__name__) from None
@@ -357,18 +374,9 @@ def _retry_after(error: Any) -> float:
     return float(value) if str(value).isdigit() else 0.0
 
 
-def _refused(error: Any, key: str) -> str:
-    """One sentence for a service that does not even answer a question."""
-    said = " ".join(_said(error, key).split())[-200:].rstrip(".")
-    if error.status_code in (401, 403):
-        return (
-            f"Daytona refuses the API key ({said}): it is wrong, expired or lacks the right to "
-            "make and delete sandboxes; set DAYTONA_API_KEY, or sandbox.api_key_file, to another."
-        )
-    return (
-        f"Daytona does not answer at {_address()} ({said}); look at the network and at "
-        "DAYTONA_API_URL, or write sandbox=local."
-    )
+def _line(said: str) -> str:
+    """The end of what was said, as part of a sentence."""
+    return " ".join(said.split())[-200:].rstrip(".")
 
 
 def _no_quota(key: str) -> bool:

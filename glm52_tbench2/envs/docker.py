@@ -11,11 +11,14 @@ from contextlib import contextmanager, suppress
 from ..config.errors import UserError
 from ..config.schema import SandboxConfig
 from ..tasks.suite import Task, asked
-from .remote import RUN_LABEL, RemoteSandbox, new_name, started
+from .remote import RUN_LABEL, RemoteSandbox, new_name, started, turn
 from .sandbox import OpenSandbox, SandboxError
 
 _ASK_S = 20.0
 _REMOVE_S = 60.0
+_SWEEPS = 3
+"""Times that leftovers are looked for and removed: an engine that has many is slow to answer."""
+_SWEEP_PAUSE_S = 2.0
 _END_S = 4.0
 
 
@@ -39,14 +42,18 @@ def check() -> None:
 def opened(config: SandboxConfig, label: str) -> Iterator[OpenSandbox]:
     """As :func:`providers.opened`."""
     check()
-    try:
-        sweep(label)
-    except SandboxError as error:
-        raise UserError(
-            "Docker does not remove what an earlier process of this run has left "
-            f"({' '.join(str(error).split())}); look at: "
-            f"docker ps --all --filter label={RUN_LABEL}={label}"
-        ) from error
+    for left in reversed(range(_SWEEPS)):
+        try:
+            sweep(label)
+            break
+        except SandboxError as error:
+            if not left:
+                raise UserError(
+                    "Docker does not remove what an earlier process of this run has left "
+                    f"({' '.join(str(error).split())}); look at: "
+                    f"docker ps --all --filter label={RUN_LABEL}={label}"
+                ) from error
+        time.sleep(_SWEEP_PAUSE_S)
     engine = _Engine(config, label)
     try:
         yield engine.open
@@ -76,13 +83,14 @@ class _Engine:
     def open(self, task: Task, config: SandboxConfig) -> RemoteSandbox:
         """A container of the task. Raises SandboxError."""
         container = _Container()
+        deadline = time.monotonic() + config.start_timeout_s
 
         def start() -> None:
-            with self._starting:
+            with turn(self._starting, deadline):
                 self._complain_ended()
-                image = task.docker_image or self._built(task, config.start_timeout_s)
+                image = task.docker_image or self._built(task, deadline)
                 self._complain_ended()  # a build takes long
-                self._start(container, image, task, config)
+                self._start(container, image, task, config, deadline)
 
         return started(container, start, task, config)
 
@@ -103,7 +111,12 @@ class _Engine:
             raise SandboxError("the run is over")
 
     def _start(
-        self, container: "_Container", image: str, task: Task, config: SandboxConfig
+        self,
+        container: "_Container",
+        image: str,
+        task: Task,
+        config: SandboxConfig,
+        deadline: float,
     ) -> None:
         _docker(
             *("run", "--detach", "--rm", "--init", "--name", container.name),
@@ -111,17 +124,17 @@ class _Engine:
             *("--cpus", f"{task.cpus:g}", "--pids-limit", str(config.max_processes)),
             *("--memory", f"{config.memory_mb or task.memory_mb}m"),
             *("--entrypoint", "sleep", image, "infinity"),
-            timeout_s=config.start_timeout_s,
+            timeout_s=_left(deadline),
         )
 
-    def _built(self, task: Task, timeout_s: float) -> str:
+    def _built(self, task: Task, deadline: float) -> str:
         """The image of the task's Dockerfile, made once for each content."""
         tag = f"glm52-tbench2:{asked(task)[:24]}"
-        with self._building[tag]:
+        with turn(self._building[tag], deadline):
             with suppress(SandboxError):
                 _docker("image", "inspect", "--format", "{{.Id}}", tag, timeout_s=_ASK_S)
                 return tag
-            _docker("build", "--tag", tag, str(task.environment), timeout_s=timeout_s)
+            _docker("build", "--tag", tag, str(task.environment), timeout_s=_left(deadline))
         return tag
 
 
@@ -143,6 +156,11 @@ class _Container:
         """As :meth:`Machine.close`."""
         with suppress(SandboxError):
             _docker("rm", "--force", "--volumes", self.name, timeout_s=_REMOVE_S)
+
+
+def _left(deadline: float) -> float:
+    """Seconds until then, and at least one, in which the engine can still say what is wrong."""
+    return max(deadline - time.monotonic(), 1.0)
 
 
 def _docker(*arguments: str, timeout_s: float) -> bytes:

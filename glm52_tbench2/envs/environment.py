@@ -2,11 +2,13 @@
 
 import shlex
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import uuid4
 
 from ..config.schema import SandboxConfig
 from ..tasks.suite import Task, select
+from .attended import ClientGone, attended
 from .core import Environment
 from .jobs import Jobs
 from .models import HARNESS, Tbench2Action, Tbench2Observation, Tbench2State
@@ -16,7 +18,8 @@ from .sandbox import ExecResult, OpenSandbox, Sandbox, SandboxError
 class TerminalEnvironment(Environment[Tbench2Action, Tbench2Observation, Tbench2State]):
     """One session: an episode in a sandbox, from `reset` to `close`.
 
-    A failure of the sandbox is told in the observation's `error`, as upstream does.
+    A failure of the sandbox is told in the observation's `error`, as upstream does. When its client
+    is gone OpenEnv closes it, also while `reset` or `step` runs: what they do then fails.
     """
 
     SUPPORTS_CONCURRENT_SESSIONS = True
@@ -29,6 +32,28 @@ class TerminalEnvironment(Environment[Tbench2Action, Tbench2Observation, Tbench2
         self._task: Task | None = None
         self._sandbox: Sandbox | None = None
         self._state = Tbench2State()
+        # Not OpenEnv's thread of the session, in which `close` could not run beside an action.
+        self._thread = ThreadPoolExecutor(1)
+        self._abandoned = False
+
+    async def reset_async(
+        self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any
+    ) -> Tbench2Observation:
+        """As `reset`. Raises ClientGone."""
+        return await self._attended(lambda: self.reset(seed, episode_id, **kwargs))
+
+    async def step_async(
+        self, action: Tbench2Action, timeout_s: float | None = None, **kwargs: Any
+    ) -> Tbench2Observation:
+        """As `step`. Raises ClientGone."""
+        return await self._attended(lambda: self.step(action, timeout_s, **kwargs))
+
+    async def _attended(self, work: Callable[[], Tbench2Observation]) -> Tbench2Observation:
+        try:
+            return await attended(work, self._thread)
+        except ClientGone:
+            self._abandoned = True
+            raise
 
     def reset(
         self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any
@@ -37,6 +62,9 @@ class TerminalEnvironment(Environment[Tbench2Action, Tbench2Observation, Tbench2
         self.close()
         task = select(self._suite, [str(kwargs.get("task_id") or kwargs.get("task_name"))])[0]
         self._sandbox = self._open_sandbox(task, self._config)
+        if self._abandoned:  # closed already, while the sandbox started
+            self.close()
+            raise ClientGone("the client is gone")
         self._jobs = Jobs(self._sandbox, self._config.command_timeout_s)
         self._task = task
         self._state = Tbench2State(
@@ -79,10 +107,11 @@ class TerminalEnvironment(Environment[Tbench2Action, Tbench2Observation, Tbench2
         return self._state
 
     def close(self) -> None:
-        """Ends the episode and its sandbox."""
-        if self._sandbox is not None:
-            self._sandbox.close()
-        self._sandbox = self._task = None
+        """Ends the episode and its sandbox. May be called from any thread."""
+        sandbox, self._sandbox = self._sandbox, None
+        if sandbox is not None:
+            sandbox.close()
+        self._task = None
         self._state.terminal_ready = False
 
     def _exec(self, action: Tbench2Action) -> Tbench2Observation:

@@ -1,12 +1,8 @@
 """Where sandboxes come from: one function to check a provider, one to use it."""
 
 import asyncio
-import hashlib
-import os
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 from ..config.errors import UserError
 from ..config.schema import SandboxConfig, SandboxProvider
@@ -51,13 +47,6 @@ def opened(config: SandboxConfig, label: str) -> Iterator[OpenSandbox]:
             f"With sandbox.provider={config.provider.name} no sandbox is made here; "
             "write sandbox=local."
         )
-
-
-def label_of(path: Path) -> str:
-    """A label for what belongs to `path`: the same each time, and another for each user."""
-    where = f"{os.getuid()} {path.resolve()}"
-    name = re.sub(r"[^\w.-]", "-", path.name)
-    return f"{name[:40]}-{hashlib.sha256(where.encode()).hexdigest()[:12]}"
 
 
 _CHECKS: dict[SandboxProvider, Callable[[SandboxConfig], None]] = {

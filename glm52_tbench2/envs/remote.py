@@ -14,7 +14,8 @@ import itertools
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -53,6 +54,17 @@ class Machine(Protocol):
 def new_name() -> str:
     """A name for a machine that no other has."""
     return f"glm52-{secrets.token_hex(8)}"
+
+
+@contextmanager
+def turn(queue: "threading.Lock | threading.Semaphore", deadline: float) -> Iterator[None]:
+    """A turn, waited for until `deadline` (monotonic seconds). Raises SandboxError without one."""
+    if not queue.acquire(timeout=max(deadline - time.monotonic(), 0.0)):
+        raise SandboxError("sandbox.max_starting others were being made until its time was over")
+    try:
+        yield
+    finally:
+        queue.release()
 
 
 def started(

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ..config.compose import load_run_config
 from ..config.errors import UserError
-from ..config.paths import resolve
+from ..config.paths import label_of, resolve
 from ..config.schema import SandboxConfig
 from ..tasks.suite import Task, load_suite
 from . import providers
@@ -37,6 +37,7 @@ def serve(
     # Imported once all that can be wrong is known to be right: OpenEnv takes more than a second.
     import uvicorn
 
+    from .attended import Attended
     from .core import ConcurrencyConfig, create_fastapi_app
     from .environment import TerminalEnvironment
     from .models import Tbench2Action, Tbench2Observation, Tbench2State
@@ -52,7 +53,7 @@ def serve(
         mode="simulation",
     )
     settings = uvicorn.Config(
-        app,
+        Attended(app),
         log_level="warning",
         access_log=False,
         ws_max_size=MESSAGE_BYTES,
@@ -83,7 +84,7 @@ def main(argv: list[str] | None = None) -> int:
         suite = load_suite(resolve(config.data.tasks_dir))
         with (
             _listen(arguments.host, arguments.port) as listener,
-            providers.opened(config.sandbox, providers.label_of(arguments.run)) as open_sandbox,
+            providers.opened(config.sandbox, label_of(arguments.run)) as open_sandbox,
         ):
             serve(suite, config.sandbox, open_sandbox, listener)
     except UserError as error:

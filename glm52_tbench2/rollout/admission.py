@@ -56,11 +56,6 @@ class Admission:
         return self._steps[0]
 
     @property
-    def next_number(self) -> int:
-        """Number of the group that starts next."""
-        return self._next
-
-    @property
     def running(self) -> list[int]:
         """Numbers of groups that were started and have not finished."""
         return [number for number, group in self._groups.items() if group.finished is None]

@@ -105,6 +105,8 @@ class Sample:
     """Advantage of every generated token; 0 in an evaluation."""
     counted_tokens: int | None = None
     """Generated tokens as an endpoint counts them that returns text; in no column of a file."""
+    discarded_tokens: int = 0
+    """Generated tokens of an answer that was not taken, as at the wall clock; in no column."""
 
     @property
     def num_generated(self) -> int:

@@ -69,13 +69,14 @@ class Collector:
         return samples, self._player.cost("generate", perf_counter() - began)
 
     async def evaluation(
-        self, tasks: Sequence[str], step: int, version: int, keeper: Keeper | None = None
+        self, tasks: Sequence[str], step: int, keeper: Keeper
     ) -> tuple[list[Sample], dict[str, float]]:
         """``eval.samples_per_task`` samples of each task, and their cost.
 
-        Random numbers depend on task and sample, not on `step`: the same weights score the same,
-        and two evaluations differ by what the weights changed. A sample that gets no verdict is
-        left out and counted as ``missing``. Raises RolloutError when none gets one.
+        All are of the weights after `step` steps. Random numbers depend on task and sample, not on
+        `step`: the same weights score the same, and two evaluations differ by what the weights
+        changed. `keeper` has some already, and gets the others as they end. A sample that gets no
+        verdict is left out and counted as ``missing``. Raises RolloutError when none gets one.
         """
         each = self._config.eval.samples_per_task
         limits = Limits.of(self._config, self._config.eval.temperature)
@@ -85,7 +86,7 @@ class Collector:
             for group, task_id in enumerate(tasks):
                 for index in range(each):
                     place = ("eval", task_id, index)
-                    wanted = Wanted(step, group, index, task_id, place, version, phase="eval")
+                    wanted = Wanted(step, group, index, task_id, place, step, phase="eval")
                     running.add(asyncio.create_task(self._evaluated(wanted, limits, keeper)))
             samples = list(await asyncio.gather(*running))
         judged = [s for s in samples if has_verdict(s.end_reason)]
@@ -95,9 +96,7 @@ class Collector:
         stats["missing"] = len(samples) - len(judged)
         return sorted(judged, key=lambda s: (s.group, s.index)), stats
 
-    async def _evaluated(self, wanted: Wanted, limits: Limits, keeper: Keeper | None) -> Sample:
-        if keeper is None:
-            return await self._player.obtain(wanted, limits)
+    async def _evaluated(self, wanted: Wanted, limits: Limits, keeper: Keeper) -> Sample:
         sample = keeper.kept(wanted.group, wanted.index)
         if sample is not None:
             self._player.progress.samples_done += 1

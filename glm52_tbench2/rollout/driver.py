@@ -177,14 +177,10 @@ class Driver:
             log.warning("evaluation after step %d is missing and its weights are gone", step)
             return
         path = batch_path(self.run_dir, "eval", step)
-        if self.config.trains:
-            samples, stats = await self.collector.evaluation(self.eval_tasks, step, step)
-            write_batch(path, samples, self.identity, step, stats)
-        else:
-            alone = Evaluation(self.run_dir, self.config, self.identity, self.eval_tasks)
-            samples, stats = await alone.run(self.collector)
-            write_batch(path, samples, self.identity, step, stats)
-            alone.written()
+        evaluation = Evaluation(self.run_dir, self.config, self.identity, self.eval_tasks, step)
+        samples, stats = await evaluation.run(self.collector)
+        write_batch(path, samples, self.identity, step, stats)
+        evaluation.written()
         self._log_metrics("eval", step, samples, stats)
 
     async def _wait_for(self, version: int, step: int) -> bool:

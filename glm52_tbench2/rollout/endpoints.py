@@ -62,7 +62,9 @@ class Endpoints:
         if url is None:
             deadline_s = self._config.cluster.deadlines.env
             url = await there(lambda: self._get("env/0"), deadline_s, "env/0 was not ready")
-        return await EnvSession.open(url, reset_timeout_s=sandbox.start_timeout_s)
+        # A place is part of what a sandbox's start may wait for: others may hold it for long.
+        limit_s = sandbox.start_timeout_s
+        return await EnvSession.open(url, limit_s, reset_timeout_s=limit_s)
 
     async def weights(self) -> int | None:
         """The newest version every engine serves; None before the trainer's first push.

@@ -23,10 +23,8 @@ from .chat import ChatLayout
 from .outcome import OUTCOMES, Cause, EndReason, Verdict
 from .protocol import command_of, is_complete, observation_of
 
-_ABORT_S = 10.0
-"""A live engine answers an abort within this, seconds."""
-_LAST_RESORT_S = 3600.0
-"""Longest start or verdict, seconds, should a sandbox's own limits fail: no slot hangs for ever."""
+_ABORT_S = 30.0
+"""On a live engine a request that is aborted ends within this, seconds."""
 
 
 class Engine(Protocol):
@@ -48,7 +46,10 @@ class Engine(Protocol):
 
 
 class Sandbox(Protocol):
-    """What an episode needs of :class:`glm52_tbench2.envs.client.EnvSession`."""
+    """What an episode needs of :class:`glm52_tbench2.envs.client.EnvSession`.
+
+    Each call has a time limit of its own, and raises SandboxError at its end.
+    """
 
     async def reset(self, task_id: str) -> str: ...
 
@@ -122,7 +123,8 @@ async def play(
     then NaN. Raises UserError when a task's prompt alone fills the session budget.
 
     Its wall clock, `episode_timeout_s`, runs from the first turn. Starting the sandbox and the
-    verdict keep the limits of the environment: how long they take is not the policy's doing.
+    verdict keep the limits of the environment: how long they take is not the policy's doing. Only
+    a request that the engine itself ends is the policy's when the wall clock runs out.
     """
     return await _Play(episode, system_prompt, limits, chat, engine).run(open_sandbox)
 
@@ -155,23 +157,18 @@ class _Play:
         self.versions: list[int] = []
         self.turns: list[Turn] = []
         self.prompt_tokens = 0
+        self.discarded_tokens = 0
         self.start_s = self.verify_s = 0.0
-        self.clock = asyncio.timeout(None)
-        """The wall clock of the turns."""
-        self.running: str | None = None
-        """Request id of the generation in flight."""
+        self.ends_at = math.inf
+        """When the wall clock of the turns runs out, in the event loop's time."""
 
     async def run(self, open_sandbox: Callable[[], Awaitable[Sandbox]]) -> Sample:
         started = perf_counter()
         sandbox: Sandbox | None = None
         reward, error = math.nan, None
         try:
-            try:
-                async with asyncio.timeout(_LAST_RESORT_S):
-                    sandbox = await open_sandbox()
-                    instruction = await sandbox.reset(self.episode.task_id)
-            except TimeoutError:
-                raise _End(EndReason.sandbox, f"no start within {_LAST_RESORT_S:g} s") from None
+            sandbox = await open_sandbox()
+            instruction = await sandbox.reset(self.episode.task_id)
             self.start_s = perf_counter() - started
             reason = await self._converse(sandbox, instruction)
             if OUTCOMES[reason].verdict is Verdict.zero:
@@ -192,16 +189,8 @@ class _Play:
 
     async def _converse(self, sandbox: Sandbox, instruction: str) -> EndReason:
         """Turns until the policy's end, within the wall clock."""
-        began = perf_counter()
-        try:
-            async with asyncio.timeout(self.limits.episode_timeout_s) as self.clock:
-                return await self._take_turns(sandbox, instruction)
-        except TimeoutError:
-            await self._blame_for_timeout(perf_counter() - began)
-            return EndReason.timeout
-
-    async def _take_turns(self, sandbox: Sandbox, instruction: str) -> EndReason:
-        limits = self.limits
+        limits, now = self.limits, asyncio.get_running_loop().time
+        self.ends_at = now() + limits.episode_timeout_s
         self._append(self.chat.prompt(self.system_prompt, instruction))
         self._say("system", self.system_prompt)
         self._say("user", instruction)
@@ -215,6 +204,8 @@ class _Play:
         for number in range(limits.max_turns):
             cap = min(limits.max_turn_tokens, limits.max_session_tokens - len(self.tokens))
             turn = await self._generate(number, cap)
+            if turn is None:
+                return EndReason.timeout
             if turn.finish == "length":
                 return EndReason.length if cap == limits.max_turn_tokens else EndReason.budget
             text = self.chat.text(self.tokens[turn.start : turn.end])
@@ -223,6 +214,8 @@ class _Play:
             if command is None:
                 return EndReason.task_complete if is_complete(text) else EndReason.no_command
             await self._execute(sandbox, turn, command)
+            if now() >= self.ends_at:
+                return EndReason.timeout
             if number + 1 == limits.max_turns:
                 break
             answer = self.chat.observation(turn.observation, self.tokens[-1])
@@ -232,20 +225,34 @@ class _Play:
             self._say("user", turn.observation)
         return EndReason.max_turns
 
-    async def _generate(self, number: int, cap: int) -> Turn:
+    async def _generate(self, number: int, cap: int) -> Turn | None:
+        """One turn of the policy; None: the wall clock ran out, on the policy's account."""
         began = perf_counter()
-        self.running = f"{self.episode.rid}-{number}"
-        out = await self.engine.generate(
-            list(self.tokens),
-            max_new_tokens=cap,
-            temperature=self.limits.temperature,
-            stop_token_ids=self.chat.stop_token_ids,
-            seed=self.episode.seed(number),
-            rid=self.running,
-            messages=list(self.messages),
+        rid = f"{self.episode.rid}-{number}"
+        asked = asyncio.create_task(
+            self.engine.generate(
+                list(self.tokens),
+                max_new_tokens=cap,
+                temperature=self.limits.temperature,
+                stop_token_ids=self.chat.stop_token_ids,
+                seed=self.episode.seed(number),
+                rid=rid,
+                messages=list(self.messages),
+            )
         )
-        self.running = None
+        # Looked at in any case: an error that nobody sees is reported as a fault of ours.
+        asked.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        try:
+            left = self.ends_at - asyncio.get_running_loop().time()
+            await asyncio.wait({asked}, timeout=left)
+            if not asked.done():
+                await self._give_up(rid, asked)
+                return None
+        finally:
+            asked.cancel()
+        out = asked.result()
         start = len(self.tokens)
+        self.discarded_tokens = len(out.output_ids)  # until they are taken
         if out.finish == "abort":
             raise _End(EndReason.aborted, "the engine aborted the request")
         if not 0 < len(out.output_ids) == len(out.logprobs) == len(out.versions):
@@ -258,6 +265,7 @@ class _Play:
             raise _End(EndReason.engine, "the engine returned a log-prob that is not finite")
         if out.counted_tokens is not None:
             self.counted_tokens = (self.counted_tokens or 0) + out.counted_tokens
+        self.discarded_tokens = 0
         self.tokens += out.output_ids
         self.logprobs += out.logprobs
         self.versions += out.versions
@@ -277,48 +285,48 @@ class _Play:
         return turn
 
     async def _execute(self, sandbox: Sandbox, turn: Turn, command: str) -> None:
-        """Runs a command, at most as long as the wall clock says. Raises TimeoutError then.
+        """Runs a command, at most as long as the wall clock says.
 
         The sandbox itself ends the command: one that does not answer by then is lost, and not
         taken for a policy that was slow.
         """
-        now, ends_at = asyncio.get_running_loop().time, self.clock.when()
-        assert ends_at is not None
-        limit = min(self.limits.command_timeout_s, max(ends_at - now(), 1e-3))
+        left = self.ends_at - asyncio.get_running_loop().time()
+        limit = min(self.limits.command_timeout_s, max(left, 1e-3))
         turn.command = command
         began = perf_counter()
-        self.clock.reschedule(None)
         try:
             result = await sandbox.exec(command, limit)
         finally:
             turn.exec_s = perf_counter() - began
-            self.clock.reschedule(ends_at)
         turn.exit_code = result.exit_code
         turn.observation = observation_of(
             result.output, self.limits.observation_chars, limit if result.timed_out else None
         )
-        if now() >= ends_at:
-            raise TimeoutError
 
-    async def _blame_for_timeout(self, elapsed: float) -> None:
-        """Raises _End when the wall clock ran out on the engine's account, not the policy's."""
-        if self.running is not None:
-            try:
-                await asyncio.wait_for(self.engine.abort(self.running), _ABORT_S)
-            except (EngineError, TimeoutError) as failure:
-                raise _End(
-                    EndReason.engine, f"the engine stopped answering: {failure or 'abort hung'}"
-                ) from None
+    async def _give_up(self, rid: str, asked: "asyncio.Task[Generation]") -> None:
+        """Ends a generation. Raises _End when the wall clock ran out on the engine's account.
+
+        A server may answer while nothing in it generates: what proves that the time was the
+        policy's is that the request itself comes to an end.
+        """
+        try:
+            await self.engine.abort(rid)
+            async with asyncio.timeout(_ABORT_S):
+                out = await asked
+        except (EngineError, TimeoutError) as failure:
+            silent = f"a request was not ended in {_ABORT_S:g} s"
+            raise _End(
+                EndReason.engine, f"the engine stopped generating: {str(failure) or silent}"
+            ) from None
+        self.discarded_tokens = len(out.output_ids)
         if not self.turns:
-            raise _End(EndReason.engine, f"not one turn was generated in {elapsed:.0f} s")
+            limit = self.limits.episode_timeout_s
+            raise _End(EndReason.engine, f"not one turn was generated in {limit:g} s")
 
     async def _verify(self, sandbox: Sandbox, reason: EndReason) -> float:
         began = perf_counter()
         try:
-            async with asyncio.timeout(_LAST_RESORT_S):
-                verdict = await sandbox.evaluate()
-        except TimeoutError:
-            raise _End(EndReason.verifier, f"no verdict in time (after {reason})") from None
+            verdict = await sandbox.evaluate()
         finally:
             self.verify_s = perf_counter() - began
         if verdict.error or verdict.reward is None or not math.isfinite(verdict.reward):
@@ -359,4 +367,5 @@ class _Play:
             total_s=total_s,
             error=error,
             counted_tokens=self.counted_tokens,
+            discarded_tokens=self.discarded_tokens,
         )

@@ -1,11 +1,13 @@
-"""An evaluation by itself: its finished samples survive any kill, and each task is told when done.
+"""An evaluation: its finished samples survive any kill.
 
-RUN/eval/pending/ holds the samples until RUN/eval/step_000000.parquet has them; RUN/results.jsonl
-has a line a task, in the order in which tasks end.
+Of one by itself RUN/eval/pending/ holds the samples until RUN/eval/step_000000.parquet has them,
+and RUN/results.jsonl has a line a task, in the order in which tasks end. One within training keeps
+its samples in RUN/eval/unfinished_STEP/ as long as it lasts.
 """
 
 import asyncio
 import json
+import shutil
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,11 +30,14 @@ class Evaluation:
     """Keeps what an evaluation has, and tells of it."""
 
     def __init__(
-        self, run_dir: Path, config: RunConfig, identity: str, tasks: Sequence[str]
+        self, run_dir: Path, config: RunConfig, identity: str, tasks: Sequence[str], step: int
     ) -> None:
-        self._path, self._tasks = run_dir / RESULTS_FILE, tasks
-        self._each = config.eval.samples_per_task
-        self._ledger = Ledger(run_dir, identity, "eval")
+        """`step`: steps trained before it; its weights are that version."""
+        self._path, self._tasks, self._step = run_dir / RESULTS_FILE, tasks, step
+        self._each, self._alone = config.eval.samples_per_task, not config.trains
+        kind = "eval" if self._alone else f"eval/unfinished_{step:06d}"
+        self._folder = run_dir / kind
+        self._ledger = Ledger(run_dir, identity, kind, step)
         self._left = self._ledger.left({})
         self._ended: dict[int, list[Sample]] = {}
         """Task's number -> its samples that ended, with a verdict or without."""
@@ -45,10 +50,11 @@ class Evaluation:
         """
         for sample in self._there.values():
             self._ended.setdefault(sample.group, []).append(sample)
-        done = [samples for samples in self._ended.values() if len(samples) == self._each]
-        text = "".join(f"{json.dumps(result(samples))}\n" for samples in done)
-        await asyncio.to_thread(atomic_write_bytes, self._path, text.encode())
-        samples, stats = await collector.evaluation(self._tasks, 0, 0, self)
+        if self._alone:
+            done = [samples for samples in self._ended.values() if len(samples) == self._each]
+            text = "".join(f"{json.dumps(result(samples))}\n" for samples in done)
+            await asyncio.to_thread(atomic_write_bytes, self._path, text.encode())
+        samples, stats = await collector.evaluation(self._tasks, self._step, self)
         for name, count in self._left.stats.items():
             stats[name] = stats.get(name, 0) + count
         stats[TAKEN_OVER] = len(self._there)
@@ -59,7 +65,10 @@ class Evaluation:
 
     def written(self) -> None:
         """The file of all samples is on disk: what was kept of them elsewhere may go."""
-        self._ledger.forget(range(len(self._tasks)))
+        if self._alone:
+            self._ledger.forget(range(len(self._tasks)))
+        else:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def kept(self, group: int, index: int) -> Sample | None:
         """See :class:`.collect.Keeper`."""
@@ -71,7 +80,7 @@ class Evaluation:
             await asyncio.to_thread(self._ledger.keep, sample)
         ended = self._ended.setdefault(sample.group, [])
         ended.append(sample)
-        if len(ended) == self._each:
+        if self._alone and len(ended) == self._each:
             append_line(self._path, json.dumps(result(ended)))
 
     def lost(self, sample: Sample) -> None:

@@ -1,11 +1,13 @@
 """Episodes on a server that somebody else runs (engine.url)."""
 
+import asyncio
 from collections.abc import Sequence
 
 from ..config.schema import RunConfig
 from ..config.signals import Signals
 from ..engines.client import Generation, Message
 from ..engines.external import ExternalOpenAi, client_of
+from ..engines.openai import Reply
 from .chat import ChatLayout
 from .endpoints import Endpoints, there
 from .episode import Engine
@@ -22,6 +24,8 @@ class OpenAiEngine:
 
     def __init__(self, client: ExternalOpenAi, chat: ChatLayout) -> None:
         self._client, self._chat = client, chat
+        self._asked: dict[str, asyncio.Task[Reply]] = {}
+        """Requests in flight that nobody has aborted."""
 
     async def generate(
         self,
@@ -35,9 +39,19 @@ class OpenAiEngine:
         messages: Sequence[Message],
     ) -> Generation:
         """As :meth:`glm52_tbench2.engines.client.EngineClient.generate`, from `messages`."""
-        reply = await self._client.chat(
-            messages, max_tokens=max_new_tokens, temperature=temperature, seed=seed, rid=rid
+        asked = self._asked[rid] = asyncio.create_task(
+            self._client.chat(
+                messages, max_tokens=max_new_tokens, temperature=temperature, seed=seed, rid=rid
+            )
         )
+        try:
+            reply = await asked
+        except asyncio.CancelledError:
+            if rid in self._asked:
+                raise
+            return Generation([], [], "abort", [], 0, 0.0)
+        finally:
+            self._asked.pop(rid, None)
         # Of a turn whose text is empty, say after hidden reasoning alone, the end is recorded.
         ended = reply.finish == "stop" or not reply.text
         ids = self._chat.turn(reply.text, ended)
@@ -52,8 +66,13 @@ class OpenAiEngine:
         )
 
     async def abort(self, rid: str) -> None:
-        """As :meth:`glm52_tbench2.engines.openai.OpenAiClient.abort`."""
+        """Ends a request with its connection; what it had generated is lost.
+
+        Raises EngineError as :meth:`glm52_tbench2.engines.openai.OpenAiClient.abort`.
+        """
         await self._client.abort(rid)
+        if asked := self._asked.pop(rid, None):
+            asked.cancel()
 
 
 class ExternalEndpoints(Endpoints):

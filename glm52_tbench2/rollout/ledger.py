@@ -1,6 +1,6 @@
 """What fully asynchronous rollout must not forget: RUN/rollouts/ledger.jsonl and pending/.
 
-An evaluation by itself keeps its samples in the same way, in RUN/eval/.
+An evaluation keeps its samples in the same way, see :mod:`.evaluation`.
 
 The ledger tells every sample that was started, lost or dropped and every batch; pending/ holds the
 samples that are finished and in no batch yet. A driver that is killed and started again plays only
@@ -44,10 +44,11 @@ class Left:
 class Ledger:
     """The books of one run's driver."""
 
-    def __init__(self, run_dir: Path, identity: str, kind: str = "rollouts") -> None:
+    def __init__(self, run_dir: Path, identity: str, kind: str = "rollouts", step: int = 0) -> None:
+        """`kind`: the folder in `run_dir`; `step`: what samples have until a batch takes them."""
         self._path = run_dir / kind / "ledger.jsonl"
         self._pending = run_dir / kind / "pending"
-        self._identity = identity
+        self._identity, self._step = identity, step
         self._pending.mkdir(parents=True, exist_ok=True)
 
     # --- what happens ---------------------------------------------------------------------------
@@ -76,7 +77,7 @@ class Ledger:
             group=sample.group,
             index=sample.index,
             reason=sample.end_reason,
-            tokens=sample.num_generated,
+            tokens=sample.num_generated + sample.discarded_tokens,
             error=sample.error,
         )
 
@@ -163,7 +164,7 @@ class Ledger:
         facts = orjson.loads(about["facts"])
         facts["turns"] = [Turn(**turn) for turn in facts["turns"]]
         sample = Sample(**facts, **tokens)
-        check_sample(sample, step=0)
+        check_sample(sample, self._step)
         return sample
 
     def _note(self, event: str, **facts: Any) -> None:

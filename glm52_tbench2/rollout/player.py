@@ -97,6 +97,8 @@ class Player:
                 self.progress.generated_tokens += sample.num_generated
             if wanted.phase == "generate":
                 self._ended.append((perf_counter(), sample.num_generated))
+            if sample.discarded_tokens:
+                self.waste(wanted.phase, sample.end_reason, sample.discarded_tokens)
             if has_verdict(sample.end_reason):
                 if wanted.phase == self.progress.phase:
                     self.progress.samples_done += 1

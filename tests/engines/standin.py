@@ -37,6 +37,8 @@ class StandInEndpoint:
     requests: list[dict[str, Any]] = field(default_factory=list)
     """Chat requests that came."""
     keys: list[str | None] = field(default_factory=list)
+    retry_after: str = "0.01"
+    """Seconds that it asks to wait when it is asked too often (429)."""
 
 
 @contextmanager
@@ -71,7 +73,7 @@ def standin_endpoint() -> Iterator[StandInEndpoint]:
                 text = what
             self.send_response(status)
             if status == 429:
-                self.send_header("Retry-After", "0.01")
+                self.send_header("Retry-After", endpoint.retry_after)
             self.end_headers()
             self.wfile.write(text.encode())
 

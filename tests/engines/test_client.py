@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import pytest
 from aiohttp import web
 
+from glm52_tbench2.engines import client as client_module
 from glm52_tbench2.engines.client import NO_VERSION, EngineClient, EngineError, Generation
 
 T = TypeVar("T")
@@ -126,14 +127,23 @@ def test_log_prob_that_is_no_number_stays_one_that_is_not_finite() -> None:
     assert math.isnan(out.logprobs[1])
 
 
-@pytest.mark.parametrize(("version", "alive"), [("3", True), (NO_VERSION, False)])
+@pytest.mark.parametrize("update", ["none", "passing", "failed"])
 def test_engine_that_waits_for_weights_is_not_taken_for_one_that_generates(
-    version: str, alive: bool
+    monkeypatch: pytest.MonkeyPatch, update: str
 ) -> None:
+    """The wall clock of an episode may run out in the course of any update."""
+    monkeypatch.setattr(client_module, "LOAD_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(client_module, "_LOOK_S", 0.01)
+    versions = {
+        "none": ["3"],
+        "passing": [NO_VERSION, NO_VERSION, "4"],
+        "failed": [NO_VERSION] * 1000,
+    }[update]
+
     async def run() -> None:
         app = web.Application()
-        app.router.add_post("/abort_request", answer({}))
-        app.router.add_get("/model_info", answer({"weight_version": version}))
+        app.router.add_post("/abort_request", answer(lambda: {}))
+        app.router.add_get("/model_info", answer(lambda: {"weight_version": versions.pop(0)}))
         runner, port = web.AppRunner(app), free_port()
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", port).start()
@@ -143,17 +153,20 @@ def test_engine_that_waits_for_weights_is_not_taken_for_one_that_generates(
         finally:
             await runner.cleanup()
 
-    def answer(body: Any) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    def answer(
+        body: Callable[[], Any],
+    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request) -> web.StreamResponse:
-            return web.json_response(body)
+            return web.json_response(body())
 
         return handle
 
-    if alive:
-        asyncio.run(run())
-    else:
+    if update == "failed":
         with pytest.raises(EngineError, match="waits for weights"):
             asyncio.run(run())
+    else:
+        asyncio.run(run())
+        assert not versions
 
 
 def test_request_aborted_before_its_first_token_is_empty() -> None:

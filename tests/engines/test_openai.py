@@ -1,6 +1,7 @@
 """Endpoints that return text, against a stand-in that fails as they do."""
 
 import asyncio
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
@@ -87,6 +88,20 @@ def test_a_request_that_was_turned_away_is_sent_again(endpoint, status):
     endpoint.faults = [status, status]
     assert chat(endpoint).text == "TASK_COMPLETE"
     assert len(endpoint.requests) == 3
+
+
+@pytest.mark.parametrize(("asked", "waited"), [("600", 600.0), ("86400", openai.LONGEST_WAIT_S)])
+def test_it_is_sent_again_no_sooner_than_the_endpoint_asks(endpoint, monkeypatch, asked, waited):
+    waits, sleep = [], asyncio.sleep
+
+    def noted(seconds: float) -> Awaitable[None]:
+        waits.append(seconds)
+        return sleep(0)
+
+    monkeypatch.setattr(openai.asyncio, "sleep", noted)
+    endpoint.faults, endpoint.retry_after = [429], asked
+    assert chat(endpoint).text == "TASK_COMPLETE"
+    assert max(waits) == waited
 
 
 def test_but_not_for_ever(endpoint):

@@ -169,6 +169,16 @@ def test_only_so_many_are_made_at_one_time(service: StandInDaytona, shared_task:
     assert service.most_building == 2
 
 
+def test_waiting_for_a_turn_counts_as_starting(service: StandInDaytona, shared_task: Task) -> None:
+    config = replace(CLOUD, max_starting=1)
+    with providers.opened(config, "this-run") as open_sandbox:
+        starting = open_sandbox.__self__._starting  # type: ignore[attr-defined]
+        starting.acquire()  # by another
+        threading.Timer(1.5, starting.release).start()
+        assert "max_starting" in refused(open_sandbox, shared_task, start_timeout_s=0.3)
+    assert not service.created
+
+
 def test_a_sandbox_is_what_its_task_and_run_say(
     service: StandInDaytona, cloud: OpenSandbox, shared_task: Task
 ) -> None:
@@ -386,9 +396,19 @@ def test_an_expired_key_is_told(service: StandInDaytona, monkeypatch: pytest.Mon
     assert "API key expired" in sentence()
 
 
+def test_a_service_that_fails_for_a_moment_ends_no_run(service: StandInDaytona) -> None:
+    """An environment server that is started again asks just when the service may be unwell."""
+    service.fault("GET /api/sandbox$", 502, times=3)
+    providers.check(CLOUD, "plain")
+    service.fault("GET /api/sandbox$", 429, times=3)
+    daytona._Cloud(CLOUD, "this-run").sweep()
+    assert service.asked.count("GET /api/sandbox") == 8
+
+
 def test_an_unreachable_service_is_told(
     service: StandInDaytona, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(daytona, "_FIND_S", 0.3)
     service.fault("GET /api/sandbox", 500, times=100)
     assert "does not answer" in sentence()
     monkeypatch.setenv("DAYTONA_API_URL", "http://127.0.0.1:9/api")

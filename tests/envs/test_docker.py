@@ -128,11 +128,34 @@ def test_a_run_that_ends_while_containers_start_leaves_none(
     assert all(one.endswith("the run is over") for one in told)
 
 
+def test_waiting_for_a_turn_counts_as_starting(standin: StandInEngine, shared_task: Task) -> None:
+    config = replace(DOCKER, max_starting=1, start_timeout_s=0.3)
+    with providers.opened(config, "this-run") as open_sandbox:
+        starting = open_sandbox.__self__._starting  # type: ignore[attr-defined]
+        starting.acquire()  # by another
+        threading.Timer(1.5, starting.release).start()
+        with pytest.raises(SandboxError, match="max_starting"):
+            open_sandbox(shared_task, config)
+        time.sleep(1.5)
+
+
+def test_an_engine_that_fails_for_a_moment_ends_no_run(
+    standin: StandInEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(docker, "_SWEEP_PAUSE_S", 0.01)
+    answers = [(1, b"", b"context deadline exceeded"), (0, b"", b"")]
+    monkeypatch.setattr(standin, "_ps", lambda arguments, data: answers.pop(0))
+    with providers.opened(DOCKER, "this-run"):
+        assert not answers
+        answers.append((0, b"", b""))
+
+
 def test_what_cannot_be_removed_is_told_before_anything_starts(
     standin: StandInEngine, shared_task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     docker._Engine(DOCKER, "this-run").open(shared_task, DOCKER)  # and killed
     with monkeypatch.context() as patch:
+        patch.setattr(docker, "_SWEEP_PAUSE_S", 0.01)
         patch.setattr(standin, "_rm", lambda arguments, data: (1, b"", b"driver failed\nto remove"))
         with pytest.raises(UserError) as error, providers.opened(DOCKER, "this-run"):
             pass

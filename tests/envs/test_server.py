@@ -341,6 +341,8 @@ async def hold():
     for _ in range(2):
         session = await EnvSession.open(sys.argv[1])
         await session.reset("plain")
+        if sys.argv[2] == "works":
+            asyncio.create_task(session.exec("touch begun; sleep 300", 300.0))
     print("held", flush=True)
     await asyncio.sleep(300)
 
@@ -348,12 +350,16 @@ asyncio.run(hold())
 """
 
 
-def test_a_client_that_dies_frees_its_places_and_its_sandboxes(mortal: Server) -> None:
+@pytest.mark.parametrize("busy", ["idles", "works"])
+def test_a_client_that_dies_frees_its_places_and_its_sandboxes(mortal: Server, busy: str) -> None:
+    """A driver that is started again finds them, however long the commands of the last one take."""
     holder = subprocess.Popen(
-        [sys.executable, "-c", CLIENT, mortal.url], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", CLIENT, mortal.url, busy], stdout=subprocess.PIPE, text=True
     )
     assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
+    if busy == "works":
+        wait_until(lambda: sum(map(is_sleep, descendants(mortal.process.pid))) == 2)
     below = descendants(mortal.process.pid)
     assert not none_of(below)
     holder.kill()
@@ -366,6 +372,14 @@ def test_a_client_that_dies_frees_its_places_and_its_sandboxes(mortal: Server) -
             await session.close()
 
     asyncio.run(episode())
+
+
+def is_sleep(pid: int) -> bool:
+    """Whether a process is the one that the clients above wait for."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes() == b"sleep\x00300\x00"
+    except OSError:
+        return False
 
 
 def told(run: Path, port: int = 0, **env: str) -> tuple[int, str]:

@@ -47,14 +47,23 @@ class ScriptedEngine:
     chat: ChatLayout
     script: Sequence[Any] = ()
     version: int = 0
-    abort_hangs: bool = False
+    hung: bool = False
+    """Whether an abort is taken, as ever, and nothing comes of it."""
     requests: list[dict[str, Any]] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
+    answering: dict[str, "asyncio.Task[Generation]"] = field(default_factory=dict)
 
     async def generate(self, input_ids: list[int], **asked: Any) -> Generation:
         self.requests.append({"input_ids": input_ids, **asked})
-        turn = int(asked["rid"].rpartition("-")[2])
-        return await self.answer(self.script[turn], asked["max_new_tokens"])
+        rid = asked["rid"]
+        reply = self.script[int(rid.rpartition("-")[2])]
+        self.answering[rid] = asyncio.create_task(self.answer(reply, asked["max_new_tokens"]))
+        try:
+            return await self.answering[rid]
+        except asyncio.CancelledError:
+            if self.hung or rid not in self.aborted:
+                raise
+            return Generation([1] * 3, [-0.5] * 3, "abort", [self.version] * 3, 0, 0.0)
 
     async def answer(self, reply: Any, room: int) -> Generation:
         if isinstance(reply, Slow):
@@ -86,8 +95,8 @@ class ScriptedEngine:
 
     async def abort(self, rid: str) -> None:
         self.aborted.append(rid)
-        if self.abort_hangs:
-            await asyncio.sleep(1e6)
+        if not self.hung and rid in self.answering:
+            self.answering[rid].cancel()
 
 
 @dataclass

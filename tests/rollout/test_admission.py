@@ -67,9 +67,9 @@ class Run:
             yield self.train
 
     def start(self) -> None:
-        number = self.books.next_number
-        assert number not in self.dropped.union(self.finished, *self.batches.values())
-        assert self.books.start(self.version) == number
+        running = self.books.running
+        number = self.books.start(self.version)
+        assert number not in self.dropped.union(self.finished, running, *self.batches.values())
         self.born[number] = self.version
 
     def end(self) -> None:

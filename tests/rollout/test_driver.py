@@ -188,6 +188,26 @@ def test_groups_without_a_signal_are_replaced_by_further_draws(tmp_path, chat):
     assert stats["dropped/check_reward_nonzero_std"] >= 1 and stats["wasted_tokens"] > 0
 
 
+def test_an_answer_that_the_wall_clock_cuts_is_wasted(tmp_path, chat):
+    config = make_config(steps=1, episode_timeout_s=0.3, max_concurrent_samples=12)
+    config.eval.every = 0
+
+    class Endless(ScriptedEngine):
+        async def answer(self, reply, room):
+            if reply is None:
+                await asyncio.Event().wait()
+            return await super().answer(reply, room)
+
+    class Slowing(ScriptedJob):
+        async def engine(self, number):
+            return Endless(self.chat, [bash("ls"), None])
+
+    drive(Slowing(tmp_path, chat), config)
+    assert {(s.end_reason, len(s.turns)) for s in batch(tmp_path, 1)} == {("timeout", 1)}
+    stats = read_info(batch_path(tmp_path, "rollouts", 1)).stats
+    assert stats["wasted/timeout"] == stats["wasted_tokens"] == 12 * 3
+
+
 def test_a_policy_that_never_solves_does_not_draw_for_ever(tmp_path, chat):
     config = make_config(steps=1, filters=["check_reward_nonzero_std"])
     config.eval.every = 0
@@ -378,12 +398,12 @@ def test_a_slow_sample_does_not_hold_back_the_others(tmp_path, chat):
 
 
 def test_sandboxes_of_an_external_server_are_asked_at_its_address(monkeypatch):
-    async def opened(url: str, **limits: float) -> tuple[str, dict[str, float]]:
-        return url, limits
+    async def opened(url: str, *args: float, **limits: float) -> tuple[Any, ...]:
+        return url, *args, limits
 
     monkeypatch.setattr(endpoints_module.EnvSession, "open", opened)
     sandbox = SandboxConfig(url="http://127.0.0.1:8000", start_timeout_s=7.0)
     # Without signals: there is no environment server that would publish its address.
     endpoints = endpoints_module.Endpoints(RunConfig(sandbox=sandbox), signals=None)
     asked = asyncio.run(endpoints.open_sandbox())
-    assert asked == ("http://127.0.0.1:8000", {"reset_timeout_s": 7.0})
+    assert asked == ("http://127.0.0.1:8000", 7.0, {"reset_timeout_s": 7.0})

@@ -3,9 +3,11 @@
 import asyncio
 import json
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
+from glm52_tbench2.config.schema import RunConfig
 from glm52_tbench2.envs.client import SandboxError
 from glm52_tbench2.rollout.batch import batch_path, read_info
 from glm52_tbench2.rollout.driver import Driver
@@ -46,24 +48,27 @@ def test_every_task_has_a_line_that_says_what_its_samples_say(tmp_path, chat):
     assert not list((tmp_path / "eval" / "pending").iterdir())
 
 
+def kill_amidst(job: ScriptedJob, config: RunConfig, pending: Path) -> int:
+    """Drives until some samples of an evaluation are done; how many."""
+
+    async def run() -> None:
+        driver = asyncio.create_task(Driver(job.run_dir, config, "id", job, job.chat).run())
+        while len(list(pending.glob("*.safetensors"))) < 9:
+            await asyncio.sleep(0.005)
+        driver.cancel()
+        await asyncio.wait([driver])
+
+    asyncio.run(run())
+    return len(list(pending.glob("*.safetensors")))
+
+
 def test_a_killed_driver_plays_only_what_is_missing(tmp_path, chat):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     config = make_config(steps=0)
     for folder in (whole, killed):
         folder.mkdir()
     drive(ScriptedJob(whole, chat), config)
-
-    first = ScriptedJob(killed, chat)
-
-    async def until_some_are_done() -> None:
-        driver = asyncio.create_task(Driver(killed, config, "id", first, chat).run())
-        while len(list((killed / "eval" / "pending").glob("*.safetensors"))) < 9:
-            await asyncio.sleep(0.005)
-        driver.cancel()
-        await asyncio.wait([driver])
-
-    asyncio.run(until_some_are_done())
-    kept = len(list((killed / "eval" / "pending").glob("*.safetensors")))
+    kept = kill_amidst(ScriptedJob(killed, chat), config, killed / "eval" / "pending")
     with (killed / "results.jsonl").open("a") as file:
         file.write('{"task_id": "cut sho')  # as a kill leaves it
 
@@ -76,6 +81,25 @@ def test_a_killed_driver_plays_only_what_is_missing(tmp_path, chat):
 
     drive(third := ScriptedJob(killed, chat), config)
     assert not third.opened
+
+
+def test_so_it_does_of_an_evaluation_within_training(tmp_path, chat):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    config = make_config(steps=2)
+    config.eval.every = 1
+    for folder in (whole, killed):
+        folder.mkdir()
+    drive(ScriptedJob(whole, chat), config)
+    kept = kill_amidst(
+        ScriptedJob(killed, chat), config, killed / "eval" / "unfinished_000001" / "pending"
+    )
+    drive(second := ScriptedJob(killed, chat), config)
+    training = config.rollout.prompts_per_step * config.rollout.samples_per_prompt
+    assert sum(second.opened.values()) == 2 * 2 * len(TASKS) - kept + training
+    for step in (0, 1, 2):
+        assert facts(batch(killed, step, "eval")) == facts(batch(whole, step, "eval"))
+    assert sorted(path.suffix for path in (killed / "eval").iterdir()) == [".parquet"] * 3
+    assert not (killed / "results.jsonl").exists()
 
 
 def test_a_damaged_sample_is_played_again(tmp_path, chat):

@@ -11,7 +11,7 @@ from glm52_tbench2.config.errors import UserError
 from glm52_tbench2.engines import http, openai
 from glm52_tbench2.rollout.batch import Sample, read_batch, write_batch
 from glm52_tbench2.rollout.episode import Episode, Limits, play
-from glm52_tbench2.rollout.external import ExternalEndpoints
+from glm52_tbench2.rollout.external import ExternalEndpoints, OpenAiEngine
 from glm52_tbench2.rollout.ledger import Ledger
 from glm52_tbench2.rollout.player import RolloutError
 
@@ -122,6 +122,34 @@ def test_a_wall_clock_spent_on_being_turned_away_is_not_the_policys(endpoint, ch
     limits = Limits(**{**vars(LIMITS), "episode_timeout_s": 0.4})
     endpoint.reply = script(completion(bash("ls")), 503)
     assert played(endpoint, chat, limits=limits).end_reason == "engine"
+
+
+def test_a_request_that_is_aborted_ends_as_one_of_sglang_does(chat):
+    class Endless:
+        async def chat(self, *asked: Any, **limits: Any) -> None:
+            await asyncio.sleep(1e6)
+
+        async def abort(self, rid: str) -> None:
+            pass
+
+    async def ask(end: str) -> str:
+        engine = OpenAiEngine(Endless(), chat)  # type: ignore[arg-type]
+        asked = asyncio.create_task(
+            engine.generate(
+                [], max_new_tokens=1, temperature=1.0, stop_token_ids=[], seed=0, rid="r",
+                messages=[],
+            )
+        )  # fmt: skip
+        await asyncio.sleep(0.01)
+        if end == "abort":
+            await engine.abort("r")
+        else:
+            asked.cancel()
+        return (await asked).finish
+
+    assert asyncio.run(ask("abort")) == "abort"
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(ask("cancel"))
 
 
 def test_a_key_that_expires_ends_the_evaluation(endpoint, chat):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ...config.paths import of_run
 from ..run_files import RunFiles
 from .step_files import Array
 
@@ -59,8 +60,7 @@ def first_weight(one: RunFiles, other: RunFiles, step: int) -> str | None:
 
 
 def _folder(run: RunFiles) -> Path:
-    folder = Path(run.config.engine.weights_dir)
-    return folder / run.name if folder.is_absolute() else run.path / folder
+    return of_run(run.config.engine.weights_dir, run.path)
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, _Tensor]]:

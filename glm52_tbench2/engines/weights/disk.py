@@ -5,8 +5,9 @@ from pathlib import Path
 
 from glm52_tbench2.config.schema import RunConfig
 
+from ..client import LOAD_TIMEOUT_S
 from .folders import publish, weights_dir
-from .sender import LOAD_TIMEOUT_S, Sender, Target, Tensors, each
+from .sender import Sender, Target, Tensors, each
 
 
 class DiskSender(Sender):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from glm52_tbench2.config.files import sync
-from glm52_tbench2.config.paths import resolve
+from glm52_tbench2.config.paths import of_run, resolve
 from glm52_tbench2.config.schema import RunConfig
 
 from . import fp8
@@ -32,9 +32,8 @@ _VERSION = "version.json"
 
 
 def weights_dir(config: RunConfig, run_dir: Path) -> Path:
-    """Where a run's versions are: engine.weights_dir, in the run folder unless absolute."""
-    folder = Path(config.engine.weights_dir)
-    return folder / run_dir.name if folder.is_absolute() else run_dir / folder
+    """Where a run's versions are."""
+    return of_run(config.engine.weights_dir, run_dir)
 
 
 def to_serve(config: RunConfig, run_dir: Path) -> tuple[Path, int]:

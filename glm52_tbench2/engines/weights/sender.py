@@ -18,11 +18,9 @@ import torch
 
 from glm52_tbench2.config.schema import PauseMode, RunConfig
 
-from ..client import EngineClient, EngineError
+from ..client import LOAD_TIMEOUT_S, EngineClient, EngineError
 from .folders import outgoing
 
-LOAD_TIMEOUT_S = 600.0
-"""Longest wait for an engine to load a version, seconds."""
 BUCKET_TIMEOUT_S = 120.0
 """Longest wait for an engine to load a bucket, seconds."""
 _LOOK_S = 2.0
