@@ -15,11 +15,14 @@ from glm52_tbench2.analysis.run_files import RunFiles
 from glm52_tbench2.analysis.study.compare import (
     OUTCOMES,
     PRIMARY,
+    SENSITIVITY,
     effects,
     horizon,
     judge,
     losses,
     matters_most,
+    onsets,
+    other_code,
 )
 from glm52_tbench2.analysis.study.measures import Measures, kept, measure, measured
 from glm52_tbench2.analysis.study.page import render, write_page
@@ -162,11 +165,51 @@ def test_a_drift_is_over_tokens_of_six_steps_and_an_onset_in_visits() -> None:
 
 
 def test_a_run_that_lost_its_reward_is_told_with_the_visits_it_came_after() -> None:
-    run = made(0.1, 1, steps=40, tasks=16)
-    assert run.lost_at(10) is None and losses([run]) == "none of 1"
+    study, run = plan(), made(0.1, 1, steps=40, tasks=16)
+    study.steps = 20
+    assert run.lost_at(10, 40) is None and losses(study, [run], "visits") == "none of 1"
     run.reward[30:] = [0.01] * 10
-    assert run.lost_at(10) == 15.5
-    assert losses([run, made(0.1, 2, steps=40)]) == "1 of 2, at 16 visits"
+    assert run.lost_at(10, 40) == 15.5
+    assert losses(study, [run, made(0.1, 2, steps=40)], "visits") == "1 of 2, at 16 visits"
+
+
+def test_bursts_and_losses_are_of_what_is_compared() -> None:
+    """Of a run that goes on, the steps that the base has; a run that ended before says nothing."""
+    study = plan()
+    study.steps = 20
+    late, short = made(0.1, 1, steps=40, tasks=16), made(0.1, 2, steps=12, tasks=16)
+    late.reward[30:] = [0.01] * 10
+    late.drift_sum[30:] = [900.0] * 10
+    runs = [late, short]
+    assert onsets(study, runs, "steps") == losses(study, runs, "steps") == "none of 1"
+    assert onsets(study, runs, "visits") == "1 of 1, at 16 visits"
+    assert losses(study, runs, "visits") == "1 of 1, at 16 visits"
+    assert onsets(study, [short], "steps") == ""
+
+
+def test_a_peak_tells_how_many_turns_it_rests_on() -> None:
+    """One turn that drifts makes a peak; windows of five or more are the sensitivity."""
+    study, found = plan(tasks16=["data=mini16"]), runs(base=0.1, tasks16=0.1)
+    for run in (run for of in found.values() for run in of.values()):
+        run.identity = {"config": {"rollout.max_turn_tokens": 100}}
+        run.drift_tokens = [95] * 11 + [0]
+    for run in found["tasks16"].values():
+        run.drift_tokens[:] = [0] * 5 + [97] + [0] * 5 + [96 * 5]
+        run.drift_sum[:] = [0.0] * 5 + [97 * 0.4] + [0.0] * 5 + [96 * 5 * 0.05]
+        assert (run.peak_turns(12), run.peak_turns(5)) == (1, 0)
+        assert run.turns(12) == 5 and run.peak(12, 5) == pytest.approx(0.05)
+        assert run.peak(12, 6) is None
+    first, many = (effects(study, found, "steps", one)["tasks16"] for one in (PRIMARY, SENSITIVITY))
+    assert first.verdict == "higher" and many.verdict == "lower"
+
+
+def test_pairs_of_other_code_are_counted() -> None:
+    study, found = plan(lag0=["rollout.lag=0"]), runs(base=0.2, lag0=0.1)
+    assert other_code(study, found, "steps") == {}
+    found["lag0"][2].identity = {"code": "other"}
+    found["lag0"][4].identity = {"packages": {"torch": "0.1"}}
+    del found["lag0"][5]
+    assert other_code(study, found, "steps") == {"lag0": "2 of 4 pairs of other code"}
 
 
 # --- from files ----------------------------------------------------------------------------------
@@ -232,6 +275,8 @@ def test_a_finished_run_is_read_once(study_dir: Path, tmp_path: Path) -> None:
     assert measured(study_dir / "base-seed1", keep).reward[0] == 9
     keep.write_text("half-wr")
     assert measured(study_dir / "base-seed1", keep) == first
+    change(keep, "identity", "code", value="of another run")
+    assert measured(study_dir / "base-seed1", keep) == first == kept(keep)
     unfinished = tmp_path / "unfinished.json"
     assert measured(study_dir / "base-seed2", unfinished).steps == 3
     assert not unfinished.exists()
@@ -242,10 +287,33 @@ def test_the_page_of_a_part_says_what_is_missing(study_dir: Path) -> None:
     assert "2 of 4 runs finished" in page and "2 of 4 runs are not finished" in page
     assert "Can&#39;t be told" in page
     assert "Seeds are &lt;fixed&gt;." in page and "<fixed>" not in page
+    assert "within half a visit" in page and "not by the outcomes" in page
     for words in ("data.train", "rollout.max_turn_tokens", "clip.correction_low"):
         assert words in page, "what the published pair differs in"
     assert " src=" not in page and "<link" not in page, "one file, no network"
     assert render(study_dir).count("<details") == 2, "an arm each"
+
+
+def test_a_row_tells_the_pairs_of_the_primary_outcome_and_what_they_rest_on(
+    study_dir: Path, tmp_path: Path
+) -> None:
+    """Also of a pair without an evaluation to compare, and of two versions of the code."""
+    study = tmp_path / "study"
+    shutil.copytree(study_dir, study)
+    change(study / "lag0-seed1" / "identity.json", "code", value="other")
+    for path in (study / "lag0-seed1" / "eval").iterdir():
+        path.unlink()
+    for name in ("base-seed1", "lag0-seed1"):  # no turn of these runs is capped
+        measures = study / "measures" / f"{name}.json"
+        cap = ("config", "rollout.max_turn_tokens")
+        change(study / name / "identity.json", *cap, value=100)
+        write_page(study)
+        change(measures, "drift_tokens", value=[90] * 6)
+        change(measures, "drift_sum", value=[0.9] * 6)
+    row = render(study).split("<small>rollout.lag=0</small>")[1].split("</tr>")[0]
+    assert row.startswith('<small class="note">1 of 1 pairs of other code</small>')
+    assert '<td class="n">1</td>' in row and row.count("no pair of runs yet") == 1
+    assert "peaks on 6 turns" in row and "≥ 5 turns: × 1.00" in row
 
 
 def test_the_page_comes_from_the_command_line(study_dir: Path, tmp_path: Path, capsys) -> None:

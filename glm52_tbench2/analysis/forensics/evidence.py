@@ -50,6 +50,8 @@ class Mechanism:
     """What to change if it is."""
     after: int = 20
     """Steps that the experiment goes on beyond the onset."""
+    benign: bool = False
+    """It is no illness: where nothing else is found, the run is healthy."""
 
 
 @dataclass(frozen=True)

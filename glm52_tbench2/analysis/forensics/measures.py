@@ -21,6 +21,8 @@ FRESH, OLD = 0.5, 2.0
 """Versions of age below which a turn is fresh, and from which it is old."""
 _EDGE = 10
 """Most steps that the run's beginning and its end are measured over."""
+_ROUNDING = 1e-6
+"""|A| that a foreign run's mean over equal rewards may leave."""
 _EQUALLY_LONG = 3
 """Longest turns of a foreign run that show its cap."""
 
@@ -101,9 +103,16 @@ class Measures:
         return sum(map(bool, self.about.evals.values())) > 1
 
     def sign(self, sign: Sign) -> Alarm | None:
-        """The alarm of a sign that is open at the end; None without one."""
-        of_it = (one for one in reversed(self.alarms) if one.sign == sign.name)
-        return next(of_it, None) if sign.name in self.open else None
+        """The alarm of a sign that is open at the end; None without one.
+
+        Its sentence is on the end too, or says which step it is on where nothing is found there.
+        """
+        if sign.name not in self.open:
+            return None
+        alarm = next(one for one in reversed(self.alarms) if one.sign == sign.name)
+        now = self.now(sign)
+        told = f"at step {alarm.step}: {alarm.sentence}" if now is None else now.sentence
+        return replace(alarm, sentence=told)
 
     def now(self, sign: Sign) -> Finding | None:
         """What the detector of a sign finds at the last step, with every evaluation known."""
@@ -167,7 +176,7 @@ def numbers(scan: Scan, cap: float) -> dict[str, float]:
     if np.isfinite(scan.rewards).any():
         found["reward"] = float(np.nanmean(scan.rewards))
         if scan.groups is not None:
-            found["silent"] = _silent(scan.groups, scan.rewards)
+            found["silent"] = _silent(scan.groups, scan.rewards, scan.advantages)
     if scan.truncated is not None:
         found["truncated"] = float(scan.truncated.mean())
     if total and "entropy" in scan.sums:
@@ -238,12 +247,22 @@ def giants(scan: Scan, cap: float) -> list[GiantTurn]:
     ]
 
 
-def _silent(groups: Sequence[str], given: NDArray[np.floating]) -> float:
-    """Share of groups whose samples all have one reward."""
-    rewards: dict[str, set[float]] = {}
-    for group, reward in zip(groups, given, strict=True):
-        rewards.setdefault(group, set()).add(float(reward))
-    return float(np.mean([len(found) == 1 for found in rewards.values()]))
+def _silent(
+    groups: Sequence[str], rewards: NDArray[np.floating], advantages: NDArray[np.floating]
+) -> float:
+    """Share of groups without signal: A = 0 on all their samples, or one reward where A is unknown.
+
+    All arguments have an entry a sample.
+    """
+    names = np.array(groups)
+    silent = []
+    for name in dict.fromkeys(groups):
+        pushed = advantages[names == name]
+        known = bool(np.isfinite(pushed).all())
+        silent.append(
+            np.abs(pushed).max() <= _ROUNDING if known else len(set(rewards[names == name])) == 1
+        )
+    return float(np.mean(silent))
 
 
 def by_age(scans: Sequence[Scan]) -> dict[int, tuple[float, int]]:

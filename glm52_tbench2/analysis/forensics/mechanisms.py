@@ -1,10 +1,11 @@
 """The mechanisms, each judged on pieces of evidence; docs/forensics.md explains their limits."""
 
 from itertools import pairwise, takewhile
+from statistics import median
 from typing import Any
 
 from ...config.schema import Sign
-from ..sentinel.detectors import KL
+from ..sentinel.detectors import AGREED, KL
 from ..sentinel.files import Alarm
 from .evidence import Account, Evidence, Mechanism
 from .examine import Examination
@@ -227,43 +228,70 @@ def lost(found: Examination) -> tuple[list[Evidence], Account]:
 def silent(found: Examination) -> tuple[list[Evidence], Account]:
     """Nothing is trained, or nothing is measured."""
     numbers = found.measures
-    agree, rise = numbers.now(Sign.zero_signal), _rise(found)
-    now = numbers.now(Sign.silent) or agree
+    now, agree, rise = numbers.now(Sign.silent), _agree_since(numbers), _rise(found)
     evidence = [
-        Evidence("nothing arrives", 3, now is not None,
-            now.sentence if now else "gradient, weights of the loss and mismatch are not 0",
+        Evidence("nothing arrives", 3, now is not None or agree is not None,
+            now.sentence if now
+            else f"gradient, weights of the loss and mismatch are not 0; {_agreement(numbers)}",
             needed=True),
-        Evidence("not learned", 2, not agree or rise is None or rise < _ROSE,
-            f"{'all' if agree else 'not all'} groups agree; {_rewards(found)}", needed=True),
+        Evidence("not learned", 2, agree is None or rise is None or rise < _ROSE,
+            f"{_agreement(numbers)}; {_rewards(found)}", needed=True),
         Evidence("reward flat", 1, None if rise is None else abs(rise) < _ROSE, _rewards(found)),
     ]  # fmt: skip
-    return evidence, Account(since=now.evidence["since"] if now else None)
+    return evidence, Account(since=now.evidence["since"] if now else agree)
 
 
 def saturation(found: Examination) -> tuple[list[Evidence], Account]:
     """What these tasks can teach is learned."""
     numbers = found.measures
-    agree, rise = numbers.sign(Sign.zero_signal), _rise(found)
+    agree, rise = _agree_since(numbers), _rise(found)
     evidence = [
-        Evidence("groups agree", 3, agree is not None,
-            agree.sentence if agree else "groups carry signal", needed=True),
+        Evidence("groups agree", 3, _known(agree is not None, bool(numbers.values("silent"))),
+            _agreement(numbers), needed=True),
         Evidence("learned", 2, None if rise is None else rise >= _ROSE, _rewards(found),
             needed=True),
         _calm(found, 1),
     ]  # fmt: skip
-    return evidence, Account(since=agree.evidence["since"] if agree else None)
+    return evidence, Account(since=agree)
 
 
 def harmless(found: Examination) -> set[str]:
-    """Open signs that a healthy run may have: a policy that learns grows surer."""
-    learns = _collapsing(found.measures) is not None and (_rise(found) or 0.0) >= _ROSE
-    return {Sign.visits.name} | ({Sign.entropy.name} if learns else set())
+    """Open signs that a healthy run may have: a policy that learns grows surer, and its groups come
+    to agree."""
+    told = {Sign.visits.name}
+    if (_rise(found) or 0.0) >= _ROSE:
+        told.add(Sign.zero_signal.name)
+        if _collapsing(found.measures) is not None:
+            told.add(Sign.entropy.name)
+    return told
+
+
+def _agree_since(numbers: Measures) -> int | None:
+    """The step since which nearly all groups carry no signal; None: they carry one at the end.
+
+    By medians over as many steps as the end has: a few steps in a row agree by chance.
+    """
+    values, count = numbers.values("silent"), numbers.edge
+    steps = list(values)
+    ends = range(len(steps), count - 1, -1)
+    medians = ((end, median(values[step] for step in steps[end - count : end])) for end in ends)
+    agree = [end for end, share in takewhile(lambda one: one[1] >= AGREED, medians)]
+    if not agree:
+        return None
+    return next(step for step in steps[agree[-1] - count :] if values[step] >= AGREED)
+
+
+def _agreement(numbers: Measures) -> str:
+    share = numbers.late("silent")
+    if share is None:
+        return "whether groups agree is unknown"
+    return f"at the end {share:.0%} of groups carry no signal (median of {numbers.edge} steps)"
 
 
 def _collapsing(numbers: Measures) -> Alarm | None:
     """The open alarm of entropy, if it falls."""
     alarm = numbers.sign(Sign.entropy)
-    return alarm if alarm is not None and alarm.sentence.startswith("Entropy collapses") else None
+    return alarm if alarm is not None and "Entropy collapses" in alarm.sentence else None
 
 
 def _rise(found: Examination) -> float | None:
@@ -410,6 +438,7 @@ MECHANISMS = (
         _MORE_TASKS,
         "right: groups carry signal again; wrong: they agree as here",
         "more or harder tasks, or the end of the run: steps are spent on groups that agree",
+        benign=True,
     ),
     Mechanism(
         "reward_collapse", "the policy breaks, and what was learned is lost", lost,

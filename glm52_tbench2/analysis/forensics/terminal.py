@@ -38,9 +38,9 @@ def show(found: Examination, said: Verdict, console: Console | None = None) -> N
     def line(text: str, style: str = "", indent: int = 0) -> None:
         print_line(console, Text(printable(text), style), indent)
 
-    colour = {"healthy": "bold green", "undetermined": "bold yellow"}.get(said.name, "bold red")
+    colour = "green" if said.healthy else "yellow" if said.name == "undetermined" else "red"
     sure = f" ({said.confidence}, {said.score:.2f})" if said.confidence else ""
-    line(f"{said.sentence}{sure}", colour)
+    line(f"{said.sentence}{sure}", f"bold {colour}")
     steps = found.measures.steps
     if steps:
         line(f"{found.about.name}, {found.about.kind}, steps {steps[0]} to {steps[-1]}", indent=2)
@@ -191,6 +191,7 @@ def as_json(found: Examination, said: Verdict) -> dict[str, Any]:
         "steps": numbers.steps,
         "verdict": {
             "name": said.name,
+            "healthy": said.healthy,
             "sentence": said.sentence,
             "confidence": said.confidence,
             "score": said.score,

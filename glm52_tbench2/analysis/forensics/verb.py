@@ -36,7 +36,7 @@ def run(path: Path, steps: range | None, as_text: bool, console: Console | None 
     else:
         json.dump(as_json(found, said), sys.stdout, indent=1)
         print()
-    return 0 if said.name == "healthy" else 1
+    return 0 if said.healthy else 1
 
 
 def _source(path: Path) -> Source:

@@ -45,15 +45,18 @@ class Verdict:
     experiment: Experiment | None = None
     unknown: list[str] = field(default_factory=list)
     """What this run cannot tell; a sentence each."""
+    healthy: bool = False
 
 
 def verdict(found: Examination) -> Verdict:
-    """Judges every mechanism and names the one with the best score."""
+    """Judges every mechanism and names the one with the best score; a benign one where it is the
+    only one, and the run is healthy but for it."""
     findings = [Finding(one, *one.judge(found)) for one in MECHANISMS]
-    findings.sort(key=lambda one: -one.score)
-    unknown = _unknown(found)
+    findings.sort(key=lambda one: (not one.told, one.mechanism.benign, -one.score))
+    unknown, doubt = _unknown(found), _doubt(found)
     best = findings[0]
-    if best.told and len(found.measures.scans) > 1:
+    benign = best.mechanism.benign
+    if best.told and len(found.measures.scans) > 1 and not (benign and doubt):
         against = [one.sentence for one in best.evidence if one.holds is False]
         against += [f"not known: {one.sentence}" for one in best.evidence if one.holds is None]
         against += [
@@ -61,7 +64,7 @@ def verdict(found: Examination) -> Verdict:
         ]
         return Verdict(
             best.mechanism.name,
-            f"Not healthy: {best.mechanism.title}",
+            f"{'Healthy, but' if benign else 'Not healthy:'} {best.mechanism.title}",
             best.confidence,
             best.score,
             best.account,
@@ -70,36 +73,43 @@ def verdict(found: Examination) -> Verdict:
             best.mechanism.remedy,
             _experiment(found, best),
             unknown,
+            benign,
         )
-    return _without(found, findings, unknown)
+    return _without(found, findings, unknown, doubt)
 
 
-def _without(found: Examination, findings: list[Finding], unknown: list[str]) -> Verdict:
-    """The verdict where no mechanism is named."""
+def _doubt(found: Examination) -> str:
+    """Why no run like this can be called healthy, whichever mechanism is found; "" if it can."""
     numbers = found.measures
     count, scored = len(numbers.scans), len(numbers.scored)
     least = numbers.config.sentinel.min_steps + LEAST_WINDOW
-    signs = sorted(numbers.open - harmless(found))
-    name = "undetermined"
-    sure, score = "", 0.0
     if not count:
-        sentence = "Nothing can be said: no step could be read"
-    elif count < least:
-        sentence = f"Undetermined: it has {count} of the {least} steps that are needed"
-    elif not scored:
-        sentence = "Undetermined: without log-probs of both sides no mismatch is known"
-    elif scored < least:
-        sentence = (
+        return "Nothing can be said: no step could be read"
+    if count < least:
+        return f"Undetermined: it has {count} of the {least} steps that are needed"
+    if not scored:
+        return "Undetermined: without log-probs of both sides no mismatch is known"
+    if scored < least:
+        return (
             f"Undetermined: it has {scored} of the {least} steps with log-probs of both sides "
             "that are needed"
         )
-    elif signs:
-        sentence = f"Undetermined: {', '.join(signs)} found, and no mechanism explains it"
-    else:
+    if signs := sorted(numbers.open - harmless(found)):
+        return f"Undetermined: {', '.join(signs)} found, and no mechanism explains it"
+    return ""
+
+
+def _without(
+    found: Examination, findings: list[Finding], unknown: list[str], doubt: str
+) -> Verdict:
+    """The verdict where no mechanism is named."""
+    numbers = found.measures
+    name, sentence, sure, score = "undetermined", doubt, "", 0.0
+    if not doubt:
         name, sentence = "healthy", "Healthy: no mechanism is found and no sign is open"
-        if Sign.entropy.name in numbers.open:
-            sentence += " but entropy, which falls where reward rises"
-        known = (scored >= _ENOUGH, numbers.evaluated, bool(found.about.metrics))
+        if learns := sorted(numbers.open - {Sign.visits.name}):
+            sentence += f" but {' and '.join(learns)}, as where reward rises"
+        known = (len(numbers.scored) >= _ENOUGH, numbers.evaluated, bool(found.about.metrics))
         score = 0.65 + 0.25 * sum(known) / len(known)
         sure = confidence(score)
     against = [
@@ -107,7 +117,15 @@ def _without(found: Examination, findings: list[Finding], unknown: list[str]) ->
         for one in numbers.alarms
         if one.sign != Sign.visits.name
     ]
-    return Verdict(name, sentence, sure, score, Account(), findings, against, unknown=unknown)
+    against += [
+        f"{one.mechanism.title} fits ({one.score:.2f})"
+        for one in findings
+        if one.told and one.mechanism.benign
+    ]
+    return Verdict(
+        name, sentence, sure, score, Account(), findings, against, unknown=unknown,
+        healthy=not doubt,
+    )  # fmt: skip
 
 
 def _experiment(found: Examination, best: Finding) -> Experiment | None:

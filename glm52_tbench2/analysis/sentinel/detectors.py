@@ -30,6 +30,8 @@ _SIGNIFICANT = 0.05
 _HEALTHY_DRIFT = 0.12
 """Most mean |log p_trainer - log p_rollout| of giant turns in the published healthy run."""
 _GROWN = 1.5
+AGREED = 0.9
+"""Share of groups without signal from which steps train on next to nothing."""
 _COLLAPSE = 4.0
 """By how much entropy must fall: a run that learns well loses half of it early on."""
 _LEAST_ENTROPY = 1e-6
@@ -108,7 +110,7 @@ def negative_truncated(history: History, config: SentinelConfig) -> Finding | No
     carried = mean(series[s] * shares[s] / overall[s] for s in recent)
     share = mean(shares[s] for s in recent)
     level, usual = mean(series[s] for s in recent), median(earlier)
-    if carried < 0.5 or carried < 2 * share or level < 2 * usual:
+    if carried < 0.5 or carried < 2 * share or level < max(2 * usual, _HEALTHY_DRIFT):
         return None
     return Finding(
         f"{carried:.0%} of all drift lies in truncated samples with A < 0, which hold {share:.0%} "
@@ -252,7 +254,7 @@ def reward_lost(series: dict[int, float], count: int) -> tuple[int, float] | Non
 def zero_signal(history: History, config: SentinelConfig) -> Finding | None:
     """Steps train on next to nothing: all samples of a group have one reward."""
     series = history.series(ZERO_SIGNAL)
-    recent = list(takewhile(lambda step: series[step] >= 0.9, reversed(series)))[::-1]
+    recent = list(takewhile(lambda step: series[step] >= AGREED, reversed(series)))[::-1]
     if len(recent) < _STREAK:
         return None
     shares = [series[step] for step in recent]

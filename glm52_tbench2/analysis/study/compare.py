@@ -8,6 +8,7 @@ arms from the first run on, so that no verdict is lost to a later arm.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -21,6 +22,8 @@ SAME = 1.5
 """Two arms whose factor surely lies within 1 / SAME and SAME count as the same."""
 ONSET = 0.3
 """A drift above this is a burst."""
+LEAST_TURNS = 5
+"""Capped turns below which a window of the sensitivity has no say."""
 CLOCKS = ("steps", "visits")
 
 Runs = Mapping[str, Mapping[int, Measures]]
@@ -67,6 +70,10 @@ OUTCOMES = (
     Outcome("kl", "train_rollout_kl", _level("kl"), factor=True),
 )
 PRIMARY = OUTCOMES[0]
+SENSITIVITY = Outcome(
+    "drift_many", PRIMARY.title, partial(Measures.peak, least=LEAST_TURNS), factor=True
+)
+"""The primary outcome without peaks that rest on few turns; thought of after the first results."""
 
 
 @dataclass(frozen=True)
@@ -138,13 +145,38 @@ def effects(plan: Plan, runs: Runs, clock: str, outcome: Outcome) -> dict[str, E
 def _pair(
     plan: Plan, runs: Runs, clock: str, outcome: Outcome, arm: str, seed: int
 ) -> float | None:
+    both = compared(plan, runs, clock, arm, seed)
+    if both is None:
+        return None
+    run, base, upto = both
+    return outcome.difference(outcome.value(run, upto), outcome.value(base, plan.steps))
+
+
+def compared(
+    plan: Plan, runs: Runs, clock: str, arm: str, seed: int
+) -> tuple[Measures, Measures, int] | None:
+    """An arm's run, the base's of that seed, and the steps of the first that are compared; None
+    where one of them is not there or has not come so far."""
     run, base = runs.get(arm, {}).get(seed), runs.get(BASE, {}).get(seed)
     if run is None or base is None or base.steps < plan.steps:
         return None
     upto = horizon(plan, run, clock)
-    if upto is None:
-        return None
-    return outcome.difference(outcome.value(run, upto), outcome.value(base, plan.steps))
+    return None if upto is None else (run, base, upto)
+
+
+def other_code(plan: Plan, runs: Runs, clock: str) -> dict[str, str]:
+    """Arm -> how many of its pairs were made by two versions of code or packages, as text, where
+    any were."""
+    found = {}
+    for arm in plan.arms:
+        pairs = [one for seed in plan.seeds if (one := compared(plan, runs, clock, arm, seed))]
+        if other := sum(_made_by(run) != _made_by(base) for run, base, _ in pairs):
+            found[arm] = f"{other} of {len(pairs)} pairs of other code"
+    return found
+
+
+def _made_by(run: Measures) -> tuple[object, object]:
+    return run.identity.get("code"), run.identity.get("packages")
 
 
 def matters_most(plan: Plan, found: Mapping[str, Effect]) -> str:
@@ -191,18 +223,27 @@ def judge(claim: Claim, effect: Effect | None) -> str:
     return f"contradicted: {effect.verdict}"
 
 
-def onsets(runs: Sequence[Measures]) -> str:
-    """At how many visits a task each run's first burst came, as text."""
-    return _at_visits([run.onset(ONSET, run.steps) for run in runs])
+def reached(plan: Plan, runs: Sequence[Measures], clock: str) -> list[tuple[Measures, int]]:
+    """The runs that have come as far as is compared, each with the steps that are."""
+    known = ((run, horizon(plan, run, clock)) for run in runs)
+    return [(run, upto) for run, upto in known if upto is not None]
 
 
-def losses(runs: Sequence[Measures]) -> str:
-    """At how many visits a task each run lost its training reward, as text."""
-    return _at_visits([run.lost_at(LAST) for run in runs])
+def onsets(plan: Plan, runs: Sequence[Measures], clock: str) -> str:
+    """At how many visits a task each run's first burst came, as text; of runs that have come as far
+    as is compared, in the steps that are. "" where no run has."""
+    return _at_visits([run.onset(ONSET, upto) for run, upto in reached(plan, runs, clock)])
+
+
+def losses(plan: Plan, runs: Sequence[Measures], clock: str) -> str:
+    """At how many visits a task each run lost its training reward, as text; as :func:`onsets`."""
+    return _at_visits([run.lost_at(LAST, upto) for run, upto in reached(plan, runs, clock)])
 
 
 def _at_visits(found: Sequence[float | None]) -> str:
     hit = [f"{visits:.0f}" for visits in found if visits is not None]
+    if not found:
+        return ""
     if not hit:
         return f"none of {len(found)}"
     return f"{len(hit)} of {len(found)}, at {', '.join(hit)} visits"

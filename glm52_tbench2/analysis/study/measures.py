@@ -6,6 +6,7 @@ STUDY/measures/, where that of runs made elsewhere lies too (see recorded.py).
 """
 
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -63,18 +64,31 @@ class Measures:
     def steps(self) -> int:
         return len(self.visits)
 
-    def drift(self) -> dict[int, float]:
-        """Step -> mean |D| on the capped turns of it and up to five steps before, where any are."""
-        found = {}
-        for step in range(WINDOW, self.steps + 1):
-            tokens = sum(self.drift_tokens[step - WINDOW : step])
-            if tokens:
-                found[step] = sum(self.drift_sum[step - WINDOW : step]) / tokens
-        return found
+    def turns(self, step: int) -> int:
+        """Capped turns of a step and the five before it, by their tokens: exact up to nine; of
+        more, or where the cap is unknown, at least so many."""
+        tokens = sum(self.drift_tokens[step - WINDOW : step])
+        cap = self.identity.get("config", {}).get("rollout.max_turn_tokens", tokens)
+        return math.ceil(tokens / max(1, cap))
 
-    def peak(self, upto: int) -> float | None:
-        """The largest drift in the first `upto` steps; None without a capped turn."""
-        return max((d for step, d in self.drift().items() if step <= upto), default=None)
+    def drift(self, least: int = 1) -> dict[int, float]:
+        """Step -> mean |D| on the capped turns of it and the five steps before, where these are
+        `least` or more."""
+        return {
+            step: sum(self.drift_sum[step - WINDOW : step])
+            / sum(self.drift_tokens[step - WINDOW : step])
+            for step in range(WINDOW, self.steps + 1)
+            if self.turns(step) >= least
+        }
+
+    def peak(self, upto: int, least: int = 1) -> float | None:
+        """The largest drift in the first `upto` steps; None without a window of `least` turns."""
+        return max((d for step, d in self.drift(least).items() if step <= upto), default=None)
+
+    def peak_turns(self, upto: int) -> int:
+        """Capped turns that the peak rests on, as :meth:`turns`; 0 without any."""
+        drift = {step: d for step, d in self.drift().items() if step <= upto}
+        return self.turns(max(drift, key=drift.__getitem__)) if drift else 0
 
     def onset(self, above: float, upto: int) -> float | None:
         """Visits a task at which the drift first is `above`; None: not in the first `upto`."""
@@ -82,15 +96,15 @@ class Measures:
         first = next(steps, None)
         return None if first is None else self.visits[first - 1]
 
-    def lost_since(self, count: int) -> int | None:
-        """Step since which training reward is lost for good, after a best mean over `count` steps;
-        None: it is not lost."""
-        found = reward_lost(dict(enumerate(self.reward, 1)), count)
+    def lost_since(self, count: int, upto: int) -> int | None:
+        """Step since which training reward is lost at the end of the first `upto` steps, after a
+        best mean over `count` steps; None: it is not lost."""
+        found = reward_lost(dict(enumerate(self.reward[:upto], 1)), count)
         return None if found is None else found[0]
 
-    def lost_at(self, count: int) -> float | None:
+    def lost_at(self, count: int, upto: int) -> float | None:
         """Visits a task at :meth:`lost_since`."""
-        step = self.lost_since(count)
+        step = self.lost_since(count, upto)
         return None if step is None else self.visits[step - 1]
 
     def held_out_mean(self, step: int) -> float | None:
@@ -100,11 +114,13 @@ class Measures:
 
 
 def measured(run_dir: Path, keep: Path) -> Measures:
-    """The measures of a run; of a finished one from the file `keep`, which is made if missing."""
+    """The measures of a run; of a finished one from the file `keep`, which is made where it is
+    missing or of another run, as one that was recorded elsewhere."""
     run = RunFiles.open(run_dir)
     if run.state != "finished":
         return measure(run)
-    if (known := kept(keep)) is not None:
+    known = kept(keep)
+    if known is not None and known.identity == _identity(run):
         return known
     found = measure(run)
     atomic_write_bytes(keep, json.dumps({"format": _FORMAT, **asdict(found)}).encode())

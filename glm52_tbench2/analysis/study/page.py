@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,10 +20,12 @@ from . import recorded
 from .compare import (
     CLOCKS,
     LAST,
+    LEAST_TURNS,
     ONSET,
     OUTCOMES,
     PRIMARY,
     SAME,
+    SENSITIVITY,
     Effect,
     Runs,
     effects,
@@ -32,6 +34,8 @@ from .compare import (
     losses,
     matters_most,
     onsets,
+    other_code,
+    reached,
 )
 from .measures import PROBABILITIES, VISITS, Measures, kept, measured
 from .plan import BASE, PLAN_FILE, Plan, load_plan, point_name
@@ -80,6 +84,7 @@ def render(study_dir: Path) -> str:
         clock: {one.key: effects(plan, runs, clock, one) for one in OUTCOMES} for clock in CLOCKS
     }
     primary = found["steps"][PRIMARY.key]
+    of_arm = {arm: list(of.values()) for arm, of in runs.items()}
     whole = [m for m in runs.get(BASE, {}).values() if m.steps >= plan.steps]
     return template("study.html.j2").render(
         name=study_dir.resolve().name,
@@ -106,8 +111,13 @@ def render(study_dir: Path) -> str:
         families=_families(plan),
         found=found,
         clocks=CLOCKS,
-        onsets={arm: onsets(list(of.values())) for arm, of in runs.items()},
-        losses={arm: losses(list(of.values())) for arm, of in runs.items()},
+        begun=set(runs),
+        onsets=_each(plan, of_arm, onsets),
+        losses=_each(plan, of_arm, losses),
+        peak_turns=_each(plan, of_arm, _peak_turns),
+        sensitivity={clock: effects(plan, runs, clock, SENSITIVITY) for clock in CLOCKS},
+        least_turns=LEAST_TURNS,
+        other_code={clock: other_code(plan, runs, clock) for clock in CLOCKS},
         lost_told=_lost(plan, runs),
         bursts=ONSET,
         same=SAME,
@@ -155,6 +165,20 @@ def _made_by(runs: Runs) -> list[tuple[str, str, str, int]]:
     return [(*key, count) for key, count in found.most_common()]
 
 
+def _each(
+    plan: Plan,
+    runs: Mapping[str, Sequence[Measures]],
+    told: Callable[[Plan, Sequence[Measures], str], str],
+) -> dict[str, dict[str, str]]:
+    """Clock -> arm -> what is told of its runs."""
+    return {clock: {arm: told(plan, of, clock) for arm, of in runs.items()} for clock in CLOCKS}
+
+
+def _peak_turns(plan: Plan, runs: Sequence[Measures], clock: str) -> str:
+    """On how many capped turns each run's peak rests, as text; "" where no run has come so far."""
+    return ", ".join(str(run.peak_turns(upto)) for run, upto in reached(plan, runs, clock))
+
+
 def _families(plan: Plan) -> list[tuple[str, list[str]]]:
     """Family -> its arms, without the base."""
     found: dict[str, list[str]] = {}
@@ -190,7 +214,7 @@ def _lost(plan: Plan, runs: Runs) -> str:
         f"(step {step})"
         for arm, of in runs.items()
         for seed, run in of.items()
-        if (step := run.lost_since(LAST)) is not None
+        if (step := run.lost_since(LAST, run.steps)) is not None
     ]
     return f"Runs that lost what they had learned: {'; '.join(found)}." if found else ""
 

@@ -1,11 +1,18 @@
 """A verdict is on the run's end, its steps and its scores: not on what is over, or not there."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from glm52_tbench2.analysis.forensics import verb
 from glm52_tbench2.analysis.forensics.examine import examine
+from glm52_tbench2.analysis.forensics.measures import numbers
+from glm52_tbench2.analysis.forensics.scan import scan
 from glm52_tbench2.analysis.forensics.verdict import Verdict, verdict
 from glm52_tbench2.analysis.stats import Rewards
+from glm52_tbench2.config.schema import Sign
 
 from .made import CAP, SAMPLES, MadeUp, Of, made_up, seen
 
@@ -144,9 +151,82 @@ def test_a_run_that_learns() -> None:
     assert said.name == "healthy", said.sentence
     assert "entropy" in said.sentence
     found = seen(60, lambda s: Of(entropy=entropy[s], rewards=SPLIT if s < 40 else SOLVED))
-    assert verdict(found).name == "saturation"
+    said = verdict(found)
+    assert said.name == "saturation" and said.healthy, said.sentence
     found = seen(60, lambda s: Of(entropy=entropy[s]))
     assert verdict(found).name == "entropy_collapse"
+
+
+BEGUN = (0.0,) * 5 + (1.0,) * 3
+
+
+def test_solved_tasks_are_told_by_the_whole_end() -> None:
+    """Three steps in a row in which all groups agree come and go by chance."""
+    often = seen(40, lambda s: Of(rewards=BEGUN if s < 20 else SPLIT if s % 3 == 0 else SOLVED))
+    assert Sign.zero_signal.name not in {one.sign for one in often.measures.alarms}
+    said = verdict(often)
+    assert (said.name, said.healthy) == ("saturation", True), said.sentence
+    assert said.account.since in range(16, 23)
+    lately = seen(40, lambda s: Of(rewards=BEGUN if s < 20 else SPLIT if s < 38 else SOLVED))
+    assert Sign.zero_signal.name in lately.measures.open
+    said = verdict(lately)
+    assert (said.name, said.healthy) == ("healthy", True), said.sentence
+
+
+@pytest.mark.parametrize(
+    ("rewards", "code", "said"),
+    [(SOLVED, 0, "Healthy, but"), ((0.0,) * SAMPLES, 1, "Not healthy:")],
+)
+def test_exit_code_where_groups_agree(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    rewards: tuple[float, ...],
+    code: int,
+    said: str,
+) -> None:
+    """All tasks solved is well; all of them lost is not, though neither has a gradient left."""
+    run = made_up(40, lambda s: Of(rewards=BEGUN if s < 20 else rewards))
+    monkeypatch.setattr(verb, "_source", lambda path: run)
+    assert verb.run(Path(), None, as_text=True) == code
+    assert capsys.readouterr().out.startswith(said)
+
+
+def test_solved_tasks_excuse_no_other_sign() -> None:
+    found = seen(40, lambda s: Of(growing(s, 25) / 100, BEGUN if s < 20 else SOLVED))
+    assert found.measures.open >= {"mismatch_growth", "zero_signal"}
+    said = verdict(found)
+    assert (said.name, said.healthy) == ("undetermined", False)
+    assert "mismatch_growth" in said.sentence
+    assert any("as far as they go" in told for told in said.against)
+
+
+def test_a_sign_is_told_as_the_run_ends() -> None:
+    """Not as it was when its alarm opened."""
+    few, none = (1.0, *(0.0,) * 7), (0.0,) * SAMPLES
+    evals = {30: held_out(1.0), 50: held_out(0.4), 60: held_out(0.0)}
+    found = seen(
+        60, lambda s: Of(rewards=SPLIT if s <= 40 else few if s <= 46 else none), evals=evals
+    )
+    told = {sign: found.measures.sign(sign) for sign in (Sign.reward_collapse, Sign.held_out_churn)}
+    assert all(told.values())
+    assert "is 0.00 over the last 6" in told[Sign.reward_collapse].sentence
+    assert told[Sign.reward_collapse].since == 41
+    assert "to 0.000 after 60" in told[Sign.held_out_churn].sentence
+    over = seen(40, lambda s: Of(rewards=SOLVED if 30 <= s < 36 else SPLIT))
+    agree = over.measures.sign(Sign.zero_signal)
+    assert agree is not None and agree.sentence.startswith("at step 32: In each of the last 3")
+
+
+def test_groups_carry_signal_where_their_samples_are_pushed() -> None:
+    """Rewards that are equal may differ by their penalty, and rewards that differ give no signal
+    under some advantages: A decides, and rewards where it is unknown."""
+    pushed = seen(1, lambda s: Of(rewards=SOLVED, loop=2))
+    assert pushed.measures.series[1]["silent"] == 0.5
+    step = made_up(1, lambda s: Of(rewards=SPLIT)).read(1)
+    for advantages, share in ((None, 0.0), (np.full(SAMPLES, 1e-9), 1.0)):
+        assert numbers(scan(replace(step, advantages=advantages)), CAP)["silent"] == share
+    equal = replace(step, rewards=np.ones(SAMPLES), advantages=None)
+    assert numbers(scan(equal), CAP)["silent"] == 1.0
 
 
 def test_evaluations_outside_the_steps() -> None:

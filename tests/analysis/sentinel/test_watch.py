@@ -161,6 +161,15 @@ def test_an_alarm_closes_after_quiet_steps_and_can_open_again() -> None:
     assert steps(3, silent) == 1
 
 
+@pytest.mark.parametrize("action", ["checkpoint", "mask", "pause", "stop"])
+def test_a_run_that_has_solved_its_tasks_is_left_alone(action: str) -> None:
+    found = Judge(compose(["experiment=smoke", f"sentinel={action}"]))
+    solved = {"rollout/zero_signal_share": 1.0, "trainer/grad_norm": 0.0}
+    opened = [alarm for step in range(1, 9) for alarm in found.add(StepFacts(step, solved, {}))]
+    assert [(alarm.sign, alarm.action) for alarm in opened] == [("zero_signal", "note")]
+    assert found.action(Sign.mismatch_growth) is SentinelAction[action]
+
+
 def test_what_is_ignored_is_not_found(tmp_path) -> None:
     assert watched(tmp_path / "all", config(action=SentinelAction.ignore)) == []
     kept = watched(tmp_path / "one", config(actions={"repetition": "ignore"}))
