@@ -20,7 +20,7 @@ from .files import atomic_write_bytes
 from .fingerprints import ABSENT, folder_hash, joined, tree_hash
 from .once import fact
 from .paths import resolve, short
-from .schema import RunConfig
+from .schema import RunConfig, Scheduler
 
 IDENTITY_FILE = "identity.json"
 
@@ -55,9 +55,13 @@ def decides(knob: str) -> bool:
 
 PACKAGES = ("torch", "megatron-core", "sglang", "transformers", "tokenizers", "openenv", "numpy")
 """Packages whose version decides results."""
+ON_GPUS = ("transformer-engine", "sglang-kernel", "sgl-deep-gemm", "flashinfer-python")
+"""Those that do the arithmetic on GPUs, where they are installed."""
 
 NOT_RECORDED = "not recorded"
 """In the place of a hash that a run's identity.json lacks."""
+NODE_TELLS = "told by the node"
+"""In the place of a fact that only a node of the run's job knows, until the job's first start."""
 _NAMED = 5
 """Files or tasks named in one difference; more are counted."""
 
@@ -108,7 +112,7 @@ class Identity:
     tasks: dict[str, str]
     """Set name -> sha256 over the files of its tasks, ABSENT where one is not there."""
     model: str
-    """sha256 over the starting weights' files: contents up to 16 MiB, name and size above."""
+    """sha256 over the starting weights' files, see :func:`.fingerprints.hash_files`."""
     packages: dict[str, str]
     made: Made | None = field(default=None, compare=False)
     """None for a run whose identity.json lacks it."""
@@ -120,7 +124,10 @@ class Identity:
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
     def differences(self, other: "Identity") -> list[str]:
-        """One line for each fact that differs, "name: mine -> other's" and what is behind it."""
+        """One line for each fact that differs, "name: mine -> other's" and what is behind it.
+
+        What one of them leaves to a node does not differ.
+        """
         mine, theirs = _facts(self), _facts(other)
         names = [*mine, *(name for name in theirs if name not in mine)]
         return [
@@ -128,17 +135,39 @@ class Identity:
             f"{_behind(name, self.made, other.made)}"
             for name in names
             if mine.get(name) != theirs.get(name)
+            and NODE_TELLS not in (mine.get(name), theirs.get(name))
         ]
+
+    def completed(self, node: "Identity") -> "Identity":
+        """With what it left to a node from `node`, identified there; itself if it left nothing."""
+        found = self
+        if NODE_TELLS in self.packages.values():
+            found = replace(found, packages=node.packages)
+        if self.made and node.made and NODE_TELLS in self.made.machine.values():
+            found = replace(found, made=replace(self.made, machine=node.made.machine))
+        return found if found is self else replace(found, hash=found.expected_hash())
+
+
+def runs_here(config: RunConfig, on_node: bool) -> bool:
+    """Whether a run's processes are started on this machine; `on_node`: this is one of its job."""
+    return on_node or config.cluster.scheduler is Scheduler.local
 
 
 def identify(
-    config: RunConfig, sets: Iterable[TaskSet], origin: dict[str, Any] | None = None
+    config: RunConfig,
+    sets: Iterable[TaskSet],
+    origin: dict[str, Any] | None = None,
+    on_node: bool = False,
 ) -> Identity:
-    """The identity of `config` run from this checkout on this machine.
+    """The identity of `config` run from this checkout.
+
+    Where a job of Slurm runs it, its nodes tell their machine, and package versions too if they
+    have an interpreter of their own: elsewhere these facts are NODE_TELLS.
 
     Args:
         sets: the task sets of the run.
         origin: see :class:`Made`.
+        on_node: this is a node of the job.
 
     Raises UserError when a file that belongs to it cannot be read.
     """
@@ -156,6 +185,11 @@ def identify(
             f"{short(Path(error.filename))} is part of the run's identity and cannot be read: "
             f"{error.strerror}; make it readable."
         ) from error
+    here, slurm = runs_here(config, on_node), config.cluster.slurm
+    packages = {name: _version(name) for name in (*PACKAGES, *ON_GPUS)}
+    packages = {name: told for name, told in packages.items() if told != ABSENT or name in PACKAGES}
+    if not here and (slurm.python or slurm.container_image):
+        packages = dict.fromkeys((*PACKAGES, *ON_GPUS), NODE_TELLS)
     identity = Identity(
         config={
             name: value.name if isinstance(value, Enum) else value
@@ -166,14 +200,14 @@ def identify(
         task_sets={one.name: one.sha256 for one in sets},
         tasks={one.name: joined({task: tasks[task] for task in one.ids}) for one in sets},
         model=model,
-        packages={name: _version(name) for name in PACKAGES},
+        packages=packages,
         made=Made(
             revision=revision,
             changes=changes,
             sources=_shortened(code),
             task_ids={one.name: list(one.ids) for one in sets},
             task_files=_shortened(tasks),
-            machine=machine(),
+            machine=machine() if here else dict.fromkeys(machine(), NODE_TELLS),
             origin=origin,
         ),
     )

@@ -21,6 +21,7 @@ def run(config: RunConfig) -> str:
     """
     if found := preflight.name_problems(config):
         raise UserError(found[0])
+    preflight.tell([config])
     folder = resolve(config.runs_dir) / config.name / "slurm"
     return script(config, folder) + _roles({1: config})
 

@@ -9,13 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ..analysis.run_files import HEARTBEAT_FILE
 from ..config.files import atomic_write_bytes
 from ..config.signals import Signals, SignalsLost
 from .ends import RunFailed
 from .peers import Peers
 from .roles import RoleProcess
 
-HEARTBEAT_FILE = "heartbeat.json"
 HEARTBEAT_S = 10.0
 
 

@@ -5,7 +5,8 @@ import netrc
 import os
 import re
 import shutil
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from ..envs.sandbox import SandboxError
 from ..tasks.sets import TaskSet, check_disjoint, check_leakage, load_set
 from ..tasks.suite import load_suite, select
 from ..trainer import limits
+from ..trainer.hf import check_hf_config
 from .placement import given_port
 from .plan.findings import memory_problems
 from .ports import is_free
@@ -47,6 +49,12 @@ def check(config: RunConfig) -> None:
     if found:
         listed = "\n".join(f"  - {problem}" for problem in found)
         raise UserError(f"The run cannot start, for {len(found)} reasons:\n{listed}")
+
+
+def tell(configs: Iterable[RunConfig]) -> None:
+    """Prints what was set and has no effect, once for all runs."""
+    for note in dict.fromkeys(note for config in configs for note in checks.notes(config)):
+        print(f"Note: {note}", file=sys.stderr)
 
 
 def problems(config: RunConfig) -> list[str]:
@@ -189,9 +197,15 @@ def _model(config: RunConfig) -> list[str]:
     # Of what engine.url serves, only the tokenizer is needed here.
     weights = ("config.json", "*.safetensors") if config.engine.url is None else ()
     missing = [name for name in (*weights, "tokenizer.json") if not any(folder.glob(name))]
-    if not missing:
+    if missing:
+        return [f"model.path, {folder}, holds no {' and no '.join(missing)}; copy the whole model."]
+    if config.engine.url is not None:
         return []
-    return [f"model.path, {folder}, holds no {' and no '.join(missing)}; copy the whole model."]
+    try:
+        check_hf_config(config.model, folder)
+    except UserError as error:
+        return [str(error)]
+    return []
 
 
 @fact

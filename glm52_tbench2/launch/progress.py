@@ -60,6 +60,7 @@ class PlainProgress:
         self._numbers, self._console = numbers, console
         self._told: dict[str, float] = {}
         self._step = numbers.trained
+        self._paused = ""
 
     def event(self, text: str) -> None:
         """Prints it."""
@@ -80,6 +81,9 @@ class PlainProgress:
             ):
                 self._told[name] = role.started_at
                 self._print(f"{name} ready after {role.ready_s:.0f} s")
+        before, self._paused = self._paused, self._numbers.paused
+        if self._paused and not before:
+            self._print(f"paused; {self._paused}")
         for source, step in self._numbers.read_new():
             if source == "eval" and self._numbers.steps:
                 self._print(held_out_line(self._numbers, step))
@@ -153,6 +157,8 @@ def view(
     if numbers.metrics:
         blocks += [Text(), _figures(numbers)]
     blocks += [Text(), _roles(roles), *(Text(event, "yellow") for event in events)]
+    if numbers.paused:
+        blocks.append(Text(f"paused; {numbers.paused}", "yellow"))
     body = Table.grid(padding=(0, 1), expand=True)
     body.add_row("", Group(*blocks), "")
     return body

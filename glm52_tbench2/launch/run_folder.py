@@ -10,13 +10,14 @@ from typing import Any
 
 import psutil
 
+from ..analysis.run_files import FINISHED_FILE
 from ..config.compose import load_run_config, save_run_config
 from ..config.errors import UserError
-from ..config.identity import Identity, identify, load_identity, save_identity
+from ..config.identity import Identity, identify, load_identity, runs_here, save_identity
 from ..config.paths import command, resolve, short
 from ..config.schema import RunConfig
 from ..tasks.sets import load_set
-from .supervisor import FINISHED_FILE
+from ..trainer.checkpoint_files import steps_complete
 
 LOCK_FILE = ".lock"
 _DYING_S = 30.0
@@ -55,26 +56,34 @@ def _new_folder(runs: Path, base: str) -> Path:
     raise UserError(f"{runs} already holds 1000 runs named {base}; write another name=.")
 
 
-def identity_now(config: RunConfig, origin: dict[str, Any] | None = None) -> Identity:
-    """The identity `config` has with the code, tasks and packages of this moment."""
+def identity_now(
+    config: RunConfig, origin: dict[str, Any] | None = None, on_node: bool = False
+) -> Identity:
+    """The identity `config` has with the code, tasks and packages of this moment.
+
+    `origin`, `on_node`: see :func:`glm52_tbench2.config.identity.identify`.
+    """
     sets = [load_set(name) for name in (config.data.train, config.data.eval)]
-    return identify(config, sets, origin)
+    return identify(config, sets, origin, on_node)
 
 
 def differing(
-    config: RunConfig, started: Identity, history: list[dict[str, Any]]
+    now: Identity, started: Identity, history: list[dict[str, Any]]
 ) -> tuple[list[str], list[str]]:
     """What makes a run another than it was started as: all of it, and what was not allowed yet."""
-    differences = started.differences(identity_now(config))
+    differences = started.differences(now)
     accepted = {line for entry in history for line in entry["differences"]}
     return differences, [line for line in differences if line not in accepted]
 
 
-def open_for_resume(run_dir: Path, allow: bool) -> RunConfig:
+def open_for_resume(run_dir: Path, allow: bool, on_node: bool = False) -> RunConfig:
     """The config of a run that is to go on.
 
+    Where its processes are started, identity.json is given what a node tells, and the differences.
+
     Args:
-        allow: go on although the identity differs; the differences are kept in identity.json.
+        allow: go on although the identity differs.
+        on_node: this is a node of the run's job.
 
     Raises UserError when it is no run folder, the run is finished, or it would not be the same
     run: with what differs and was not allowed before, and how to go on in spite of it.
@@ -85,28 +94,34 @@ def open_for_resume(run_dir: Path, allow: bool) -> RunConfig:
         done = f"finished all its {config.steps} steps" if config.trains else "been evaluated"
         verb = "train" if config.trains else "eval"
         raise UserError(f"{short(run_dir)} has {done}; start a new run with {command(verb)}.")
-    differences, unheard = differing(config, started, history)
+    now = identity_now(config, on_node=on_node)
+    differences, unheard = differing(now, started, history)
     if unheard and not allow:
         listed = "\n".join(f"  {line}" for line in unheard)
         raise UserError(
             f"{short(run_dir)} would go on as another run than it was started as. What differs:\n"
             f"{listed}\nUndo that, or accept it with: {command('resume', run_dir, '--allow')}"
         )
-    if differences != (history[-1]["differences"] if history else []):
-        # The run keeps the identity it was started with, which its files carry.
+    if not runs_here(config, on_node):
+        return config
+    changed = differences != (history[-1]["differences"] if history else [])
+    if changed:
         entry = {
             "time": time.time(),
             "after_step": last_checkpoint(run_dir) or 0,
             "differences": differences,
         }
-        save_identity(started, run_dir, [*history, entry])
+        history = [*history, entry]
+    # The run keeps the identity it was started with, which its files carry.
+    completed = started.completed(now)
+    if changed or completed is not started:
+        save_identity(completed, run_dir, history)
     return config
 
 
 def last_checkpoint(run_dir: Path) -> int | None:
     """Step of the newest complete checkpoint, None before the first."""
-    stable = (run_dir / "checkpoints").glob("step_*/STABLE")
-    return max((int(path.parent.name.removeprefix("step_")) for path in stable), default=None)
+    return max(steps_complete(run_dir), default=None)
 
 
 @contextmanager

@@ -6,20 +6,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..analysis.run_files import FINISHED_FILE
 from ..analysis.sentinel.files import alarms
-from .supervisor import FINISHED_FILE
+from ..rollout.progress import PROGRESS_FILE
+from ..trainer.paused import paused
 
 METRICS_FILE = "metrics.jsonl"
-PROGRESS_FILE = "progress.json"
 _STEPS_TIMED = 10
 
 
 @dataclass(frozen=True)
 class Phase:
-    """What the driver is doing, from progress.json."""
+    """What the driver is doing, from progress.json; paused where that keeps it waiting."""
 
     name: str
-    """start, wait (the trainer trains), eval, generate or done."""
+    """start, wait (the trainer trains), paused, eval, generate or done."""
     step: int
     done: int
     """Episodes with a verdict."""
@@ -78,6 +79,11 @@ class RunNumbers:
         """Whether the run has come to its end, and well."""
         return (self._run_dir / FINISHED_FILE).exists()
 
+    @property
+    def paused(self) -> str:
+        """How a paused run goes on; "" of one that is not paused or has nothing left to train."""
+        return paused(self._run_dir) if self.trained < self.steps else ""
+
     def phase(self) -> Phase | None:
         """What the driver is doing; None when it has not said so since this was made."""
         try:
@@ -85,8 +91,9 @@ class RunNumbers:
             if text == self._before:
                 return None
             content = json.loads(text)
+            name = str(content["phase"])
             return Phase(
-                str(content["phase"]),
+                "paused" if name == "wait" and self.paused else name,
                 int(content["step"]),
                 int(content["samples_done"]),
                 int(content["samples_total"]),

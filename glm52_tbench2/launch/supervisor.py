@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
+from ..analysis.run_files import FINISHED_FILE
 from ..config.errors import UserError
 from ..config.files import atomic_write_bytes
 from ..config.signals import Signals, SignalsLost
+from ..trainer.main import RESTART_ME
 from .cleaner import GUARD_S, Cleaner
 from .ends import RunFailed, culprit, disk_full, exit_text, sentence
 from .heart import Heart, NodeLost
@@ -24,9 +26,7 @@ from .interrupts import Interrupts
 from .peers import Order, Peers, Report
 from .roles import GRACE_S, Policy, RoleProcess, RoleSpec, State
 
-RESTART_ME = 75
 USER_ERROR = 2
-FINISHED_FILE = "finished"
 _HELPERS_S = 30.0
 _PEERS_S = GRACE_S + GUARD_S
 """Time the other nodes get to stop their roles."""

@@ -24,7 +24,7 @@ from ..config.paths import command, short
 from ..config.schema import RunConfig, Scheduler
 from . import preflight
 from .progress import duration
-from .run_folder import differing, lock
+from .run_folder import differing, identity_now, lock
 from .slurm import train as slurm
 from .supervisor import USER_ERROR, Ended
 from .sweep_plan import Plan, create, raise_told, write_point
@@ -116,7 +116,7 @@ def _prepare(sweep: SweepFiles, allow: bool) -> list[SweepPoint]:
 
 
 def _other_run(sweep: SweepFiles, point: SweepPoint, config: RunConfig) -> list[str]:
-    _, differences = differing(config, *load_identity(point.path))
+    _, differences = differing(identity_now(config), *load_identity(point.path))
     if not differences:
         return []
     return [

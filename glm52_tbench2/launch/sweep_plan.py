@@ -70,6 +70,7 @@ class Plan:
 def plan(overrides: Sequence[Sequence[str]], compose: Callable[[Sequence[str]], RunConfig]) -> Plan:
     """The points of a :func:`draft`. Raises UserError with every problem of every point."""
     drafted = draft(overrides, compose)
+    preflight.tell(drafted.composed.values())
     raise_told(drafted.problems, drafted.names, "start")
     points = [
         Point(name, varying, drafted.composed[name])

@@ -8,13 +8,13 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from ..analysis.run_files import HEARTBEAT_FILE
 from ..config.compose import load_run_config
 from ..config.errors import UserError
 from ..config.fabric import fabric_address
 from ..config.paths import command, short
 from ..config.schema import RunConfig, Scheduler
 from . import evaluate, preflight
-from .heart import HEARTBEAT_FILE
 from .placement import place
 from .progress import shown
 from .run_folder import create, last_checkpoint, lock, open_for_resume
@@ -33,6 +33,7 @@ def train(config: RunConfig, follow: bool = False, origin: dict[str, Any] | None
 
     Raises UserError, before anything is made or started, with all that stands in the way.
     """
+    preflight.tell([config])
     if config.cluster.scheduler is Scheduler.slurm:
         return slurm.train(config, origin)
     preflight.check(config)
@@ -65,11 +66,11 @@ def go_on(run_dir: Path, allow: bool, follow: bool = False) -> Ended:
 
     Raises UserError, before anything is started, as :func:`train` does.
     """
-    load_run_config(run_dir)  # else the lock would be made in any folder
+    config = load_run_config(run_dir)  # else the lock would be made in any folder
     with lock(run_dir) as lock_fd:
-        config = open_for_resume(run_dir, allow)
         preflight.check(config)
         evaluate.check_goes_on(run_dir, config)
+        open_for_resume(run_dir, allow)
         step = last_checkpoint(run_dir)
         begun = (run_dir / HEARTBEAT_FILE).exists()
         again = "goes on from its start" if config.trains else "goes on with the samples it has"

@@ -77,15 +77,16 @@ def damage(expected: Described, actual: Described) -> str | None:
 
 
 def steps_begun(run_dir: Path) -> list[int]:
-    """Steps with a folder, complete or not, ascending."""
+    """Steps with a folder, complete or not, ascending; a copy beside it is no step's."""
     names = [path.name for path in (run_dir / FOLDER).glob("step_*")]
     return sorted(int(name[5:]) for name in names if name[5:].isdigit())
 
 
 def steps_complete(run_dir: Path) -> list[int]:
     """Steps with a complete checkpoint, ascending."""
-    found = (run_dir / FOLDER).glob(f"step_*/{STABLE}")
-    return sorted(int(path.parent.name[5:]) for path in found)
+    return [
+        step for step in steps_begun(run_dir) if (checkpoint_path(run_dir, step) / STABLE).exists()
+    ]
 
 
 def prune(run_dir: Path, step: int, keep_last: int, keep_every: int | None) -> None:

@@ -58,7 +58,10 @@ def check_hf_config(model: ModelConfig, folder: Path) -> None:
     path = folder / "config.json"
     if not path.is_file():
         raise UserError(f"model.path {folder} has no config.json; name a folder in HF format.")
-    written = json.loads(path.read_text())
+    try:
+        written = json.loads(path.read_text())
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}); copy it again.") from error
     if model.family is ModelFamily.glm_moe_dsa and "indexer_types" not in written:
         from transformers import AutoConfig
 

@@ -46,7 +46,7 @@ from .model import build_model, wrap
 from .optimizer import build_optimizer
 from .saver import Saver
 from .step import TrainStep
-from .watch import PAUSED, Watch, pause, stop, wants_checkpoint
+from .watch import Watch, pause, stop, wants_checkpoint
 
 _POLL_S = 0.05
 # Other ranks wait inside a collective, which must not time out during a long rollout.
@@ -235,7 +235,7 @@ class TrainingLoop:
         until, answered = time.monotonic() + _REPORT_S, self.signals.get("checkpoint/saved")
         look = time.monotonic() + _LOOK_S
         while True:
-            there, paused = path.exists(), (self.run_dir / PAUSED).exists()
+            there, paused = path.exists(), self.watch.paused()
             wanted = self.signals.get("checkpoint/wanted") is not None
             seen = _Seen(
                 batch=there and not paused,

@@ -15,9 +15,7 @@ from glm52_tbench2.config.schema import RunConfig, SentinelAction, SentinelConfi
 from glm52_tbench2.rollout.batch import Sample
 
 from .microbatch import Scores
-
-PAUSED = "paused"
-"""While RUN/paused is there, no batch is trained; whoever removes it goes on."""
+from .paused import PAUSED, paused
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +26,7 @@ class Watch:
     def __init__(self, run_dir: Path, config: RunConfig, rank: int, step: int) -> None:
         """Takes up after `step` steps."""
         self._run_dir = run_dir
+        self._paused = False
         self._sentinel: Sentinel | None = None
         if rank == 0:
             try:
@@ -68,6 +67,14 @@ class Watch:
         dist.broadcast_object_list(told_all, src=0)
         return told_all[0]
 
+    def paused(self) -> bool:
+        """Whether the run is paused, which is logged when it begins. On rank 0 alone."""
+        go_on = paused(self._run_dir)
+        if go_on and not self._paused:
+            log.warning("paused; %s", go_on)
+        self._paused = bool(go_on)
+        return self._paused
+
     def waiting(self, step: int, seconds: float) -> list[Alarm]:
         """The alarm that a long wait for the batch after `step` opens. On rank 0 alone."""
         try:
@@ -97,7 +104,6 @@ def pause(run_dir: Path, alarms: Sequence[Alarm]) -> None:
     if told and not _stopping(alarms):
         lines = "".join(f"{alarm.sign}: {alarm.sentence}\n" for alarm in told)
         atomic_write_bytes(run_dir / PAUSED, lines.encode())
-        log.warning("paused; remove %s to go on", run_dir / PAUSED)
 
 
 def stop(config: SentinelConfig, alarms: Sequence[Alarm]) -> None:

@@ -14,7 +14,9 @@ from glm52_tbench2.config.compose import compose, leaves
 from glm52_tbench2.config.errors import UserError
 from glm52_tbench2.config.identity import (
     EXCLUDED,
+    NODE_TELLS,
     NOT_RECORDED,
+    PACKAGES,
     Identity,
     identify,
     load_identity,
@@ -171,6 +173,31 @@ def test_a_file_that_cannot_be_read_is_told_in_a_sentence(
         with_tasks(tasks_dir)
 
 
+@pytest.mark.parametrize("own", ["python=/opt/env/bin/python", "container_image=glm52.sqsh"])
+def test_an_interpreter_of_the_nodes_own_is_told_by_a_node(own: str) -> None:
+    config = compose(["experiment=smoke", "cluster=slurm", f"cluster.slurm.{own}"])
+    queued, node = identify(config, SETS), identify(config, SETS, on_node=True)
+    assert set(queued.packages.values()) == {NODE_TELLS}
+    assert queued.differences(node) == node.differences(queued) == []
+    other = replace(node, code="0" * 64)
+    assert [line.split(":")[0] for line in queued.differences(other)] == ["code"]
+    completed = queued.completed(node)
+    assert (completed, completed.made) == (node, node.made)
+    assert completed.hash == completed.expected_hash() == node.hash != queued.hash
+    assert completed.completed(replace(node, packages={})) is completed
+
+
+def test_of_a_job_with_this_interpreter_a_node_tells_the_machine_alone(smoke: Identity) -> None:
+    config = compose(["experiment=smoke", "cluster=slurm"])
+    queued, node = identify(config, SETS), identify(config, SETS, on_node=True)
+    assert queued.packages == smoke.packages
+    assert queued.made is not None and node.made is not None
+    assert set(queued.made.machine.values()) == {NODE_TELLS}
+    completed = queued.completed(replace(node, packages={}))
+    assert completed.made == node.made
+    assert (completed.packages, completed.hash) == (smoke.packages, queued.hash)
+
+
 def test_it_is_read_back_with_its_history(tmp_path: Path, smoke: Identity) -> None:
     save_identity(smoke, tmp_path, [{"differences": ["seed"]}])
     found, history = load_identity(tmp_path)
@@ -201,3 +228,15 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "identity.json").write_text(content)
     with pytest.raises(UserError, match="damaged"):
         load_identity(tmp_path)
+
+
+def test_a_package_that_computes_on_gpus_counts_where_it_is_installed(
+    smoke: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert set(smoke.packages) == set(PACKAGES)
+    before = module._version
+    monkeypatch.setattr(
+        module, "_version", lambda name: "2.9" if name == "transformer-engine" else before(name)
+    )
+    other = identify(compose(["experiment=smoke"]), SETS)
+    assert smoke.differences(other) == ["package transformer-engine: absent -> 2.9"]

@@ -167,3 +167,16 @@ def test_a_missing_secret_is_asked_for_by_name_and_a_present_one_never_printed(
     smoke.name = "a/b"
     assert "s3cret" not in only_problem(smoke)
     assert os.environ["WANDB_API_KEY"] == "s3cret"
+
+
+def test_a_model_config_that_its_folder_contradicts_is_told_before_anything_starts(smoke):
+    smoke.model.num_heads = 8
+    assert "has num_attention_heads = " in only_problem(smoke)
+
+
+def test_knobs_without_effect_are_told_once_for_all_points_of_a_sweep(capsys):
+    inert = [compose(["experiment=smoke", f"clip={name}"]) for name in ("reference", "cispo")]
+    preflight.tell([*inert, *inert])
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == len(set(told)) == 3
+    assert any(line.startswith("Note: clip.loss=cispo has no effect") for line in told)

@@ -5,7 +5,9 @@ import time
 import pytest
 from rich.console import Console
 
+from glm52_tbench2.analysis.sentinel import watch as sentinel
 from glm52_tbench2.config import metrics_log
+from glm52_tbench2.launch import run_numbers
 from glm52_tbench2.launch.progress import (
     LiveProgress,
     PlainProgress,
@@ -104,6 +106,10 @@ def test_progress_left_by_an_earlier_life_of_the_run_is_not_shown(tmp_path, late
     assert numbers.phase() is None
     path.write_text(json.dumps({**record, "time": time.time() + later_s}))
     assert numbers.phase().done == 1
+
+
+def test_the_file_is_the_one_that_the_driver_writes_and_the_sentinel_reads():
+    assert sentinel.PROGRESS_FILE == run_numbers.PROGRESS_FILE
 
 
 def test_nothing_trains_while_a_role_is_starting(tmp_path):

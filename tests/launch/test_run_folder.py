@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from glm52_tbench2.config.checkout import sources
+from glm52_tbench2.config.checkout import machine, sources
 from glm52_tbench2.config.compose import load_run_config, save_run_config
 from glm52_tbench2.config.errors import UserError
 from glm52_tbench2.config.identity import load_identity
+from glm52_tbench2.config.schema import Scheduler
 from glm52_tbench2.launch.run_folder import create, last_checkpoint, lock, open_for_resume
 
 
@@ -85,6 +86,40 @@ def test_code_that_changes_again_is_asked_for_again(smoke, monkeypatch):
             open_for_resume(run_dir, allow=False)
         open_for_resume(run_dir, allow=True)
         open_for_resume(run_dir, allow=False)
+
+
+def test_an_interpreter_of_the_nodes_own_is_compared_on_nodes_alone(smoke, monkeypatch):
+    smoke.cluster.scheduler, smoke.cluster.slurm.python = Scheduler.slurm, "/opt/env/bin/python"
+    run_dir = create(smoke)
+
+    def start(version, allow=False):
+        with monkeypatch.context() as node:
+            node.setattr("glm52_tbench2.config.identity._version", lambda package: version)
+            open_for_resume(run_dir, allow, on_node=True)
+        return load_identity(run_dir)
+
+    first, history = start("2.0+cu")
+    assert set(first.packages.values()) == {"2.0+cu"} and history == []
+    assert first.made.machine == machine()
+    assert first.hash == first.expected_hash()
+    open_for_resume(run_dir, allow=False)  # here it is not compared
+    with pytest.raises(UserError, match=r"package torch: 2\.0\+cu -> 3\.0\+cu"):
+        start("3.0+cu")
+    after, history = start("3.0+cu", allow=True)
+    assert after == first and after.hash == first.hash
+    assert len(history) == 1 and "package torch: 2.0+cu -> 3.0+cu" in history[0]["differences"]
+    open_for_resume(run_dir, allow=False)
+    assert start("3.0+cu") == (first, history)
+
+
+def test_what_is_allowed_of_a_job_is_recorded_where_it_starts(smoke):
+    smoke.cluster.scheduler = Scheduler.slurm
+    run_dir = create(smoke)
+    save_run_config(replace(smoke, seed=7), run_dir)
+    open_for_resume(run_dir, allow=True)
+    assert load_identity(run_dir)[1] == []
+    open_for_resume(run_dir, allow=True, on_node=True)
+    assert [one["differences"] for one in load_identity(run_dir)[1]] == [["config seed: 1 -> 7"]]
 
 
 def test_refusals_name_files_and_folders_as_seen_from_here(smoke, monkeypatch):

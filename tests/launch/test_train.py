@@ -9,7 +9,9 @@ import pytest
 
 from glm52_tbench2.config import metrics_log, save_run_config
 from glm52_tbench2.config.errors import UserError
-from glm52_tbench2.launch.run_folder import lock
+from glm52_tbench2.config.identity import load_identity
+from glm52_tbench2.config.schema import Scheduler
+from glm52_tbench2.launch.run_folder import create, lock
 from glm52_tbench2.launch.slurm import train as slurm_train
 from glm52_tbench2.launch.slurm import watch
 from glm52_tbench2.launch.slurm.queue import JobState
@@ -98,6 +100,24 @@ def test_a_run_folder_in_use_is_refused(smoke, roles):
     train(smoke)
     with lock(the_run(smoke)), pytest.raises(UserError, match="in use"):
         resume(the_run(smoke), allow=False)
+
+
+@pytest.mark.parametrize("scheduler", Scheduler)
+def test_what_is_allowed_is_not_recorded_of_a_run_that_cannot_go_on(
+    smoke, roles, monkeypatch, scheduler
+):
+    roles("pass")
+    smoke.cluster.scheduler = scheduler
+    run_dir = create(smoke)
+    smoke.seed, smoke.model.path = 7, "/no/such/model"
+    save_run_config(smoke, run_dir)
+    monkeypatch.setattr("glm52_tbench2.launch.preflight.cluster_problems", lambda config: [])
+    monkeypatch.setattr("glm52_tbench2.launch.preflight.shutil.which", lambda name: name)
+    before = load_identity(run_dir)
+    for allow in (False, True):
+        with pytest.raises(UserError, match=r"model\.path is /no/such/model"):
+            resume(run_dir, allow)
+    assert load_identity(run_dir) == before
 
 
 def test_role_logs_are_shown_when_followed(smoke, roles, capsys):

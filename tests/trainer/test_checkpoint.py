@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from glm52_tbench2.config.schema import DType
+from glm52_tbench2.launch.run_folder import last_checkpoint
 from glm52_tbench2.trainer.checkpoint_files import (
     mark_stable,
     prune,
@@ -146,6 +147,15 @@ def complete_steps(run_dir, keep_last, keep_every, last=12):
 def test_every_nth_checkpoint_is_kept_for_good(tmp_path):
     assert complete_steps(tmp_path / "some", 2, 4) == [4, 8, 10, 12]
     assert complete_steps(tmp_path / "none", 1, None) == [12]
+
+
+def test_a_copy_that_somebody_keeps_beside_them_is_no_checkpoint(tmp_path):
+    kept = folder(tmp_path, 2).with_name("step_000002_best")
+    kept.mkdir(parents=True)
+    mark_stable(kept, 2, {})
+    assert complete_steps(tmp_path, 1, None) == [12]
+    assert last_checkpoint(tmp_path) == 12
+    assert kept.exists()
 
 
 def test_pruning_spares_the_only_complete_checkpoint(tmp_path):

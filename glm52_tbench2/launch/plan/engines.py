@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ...config.schema import Device, ModelConfig, RunConfig
+from ...config.schema import Device, EngineDType, ModelConfig, RunConfig
 from .memory import GB
 from .parameters import attention_whole, expert, indexer
 
@@ -69,13 +69,12 @@ def _number(config: RunConfig, argument: str) -> float | None:
 
 def weight_bytes(config: RunConfig) -> float:
     """Bytes of one parameter in an engine."""
-    sizes = {
-        "fp8_rounded": _FLOAT32,
-        "fp8": 1 + _FLOAT32 / _SCALED**2,
-        "bfloat16": _BFLOAT16,
-        "float32": _FLOAT32,
-    }
-    return sizes.get(config.engine.dtype, _BFLOAT16)
+    return {
+        EngineDType.fp8_rounded: _FLOAT32,
+        EngineDType.fp8: 1 + _FLOAT32 / _SCALED**2,
+        EngineDType.bfloat16: _BFLOAT16,
+        EngineDType.float32: _FLOAT32,
+    }[config.engine.dtype]
 
 
 def _layers(config: RunConfig) -> int:

@@ -6,6 +6,7 @@ from ...config import checks
 from ...config.compose import compose_unchecked
 from ...config.errors import UserError
 from ...config.schema import RunConfig
+from .. import preflight
 from . import search, terminal
 from .planned import as_json, plan
 
@@ -23,6 +24,7 @@ def run(overrides: list[str], *, as_text: bool, searching: bool) -> int:
             raise UserError("\n".join(found))
         print(json.dumps({"version": 1, "fits": False, "problems": found}, indent=1))
         return 2
+    preflight.tell([config])
     planned = plan(config)
     if as_text:
         terminal.show(planned)

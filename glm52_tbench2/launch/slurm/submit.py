@@ -27,22 +27,25 @@ class _Executor(SlurmExecutor):
         return 2  # submitit would refuse to write a script where there is no Slurm
 
 
-def submit(run_dirs: Sequence[Path], config: RunConfig, folder: Path) -> list[str]:
+def submit(
+    run_dirs: Sequence[Path], config: RunConfig, folder: Path, allow: bool = False
+) -> list[str]:
     """Queues a job for each run folder, as an array where there are several; their ids.
 
     Args:
         config: whose cluster settings the jobs get.
         folder: for submitit's files and the jobs' output, on the shared disk.
+        allow: see :class:`.job.Job`.
 
     Raises UserError with what sbatch said.
     """
     executor = _executor(config, folder)
     try:
         with executor.batch():
-            jobs = [executor.submit(Job(run_dir)) for run_dir in run_dirs]
+            jobs = [executor.submit(Job(run_dir, allow)) for run_dir in run_dirs]
     except (FailedJobError, FailedSubmissionError) as error:
         said = [*str(error).strip().splitlines(), "it did not say why"][0]
-        raise UserError(f"sbatch refused the job: {said}; nothing is queued.") from error
+        raise UserError(f"sbatch refused the job: {said}; nothing of it is queued.") from error
     ids = [str(job.job_id) for job in jobs]
     for run_dir, job_id in zip(run_dirs, ids, strict=True):
         _remember(run_dir, job_id, folder)
@@ -79,7 +82,7 @@ def output_of(run_dir: Path) -> Path | None:
 
 
 def _executor(config: RunConfig, folder: Path) -> SlurmExecutor:
-    executor = _Executor(folder)
+    executor = _Executor(folder, python=config.cluster.slurm.python)
     executor.update_parameters(**_parameters(config))
     return executor
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
+from ...analysis.run_files import FINISHED_FILE
 from ...analysis.sweep_files import SweepFiles, SweepPoint
 from ...config.compose import load_run_config
 from ...config.errors import UserError
@@ -17,7 +18,6 @@ from ...config.schema import RunConfig
 from .. import preflight
 from ..progress import shown
 from ..run_folder import create, last_checkpoint, open_for_resume
-from ..supervisor import FINISHED_FILE
 from .queue import states
 from .submit import arrays, job_ids, output_of, submit
 
@@ -42,7 +42,8 @@ def train(config: RunConfig, origin: dict[str, Any] | None = None) -> int:
 def resume(run_dir: Path, allow: bool) -> int:
     """Queues a job that goes on with a run; as :func:`train`.
 
-    Raises UserError while a job of the run waits or runs.
+    `allow`: also under another identity, which the job records when it starts. Raises UserError
+    while a job of the run waits or runs, and with all that stands in the way.
     """
     run_dir = run_dir.resolve()
     config = load_run_config(run_dir)
@@ -51,31 +52,36 @@ def resume(run_dir: Path, allow: bool) -> int:
             f"{short(run_dir)} has a job already, {job}; see {command('jobs')}, or end it "
             f"first with: {command('stop', run_dir)}"
         )
-    open_for_resume(run_dir, allow)
     preflight.check(config)
+    open_for_resume(run_dir, allow)
     step = last_checkpoint(run_dir)
     print(f"{short(run_dir)} will go on {f'after step {step}' if step else 'from its start'}.")
-    _queue(run_dir, config)
+    _queue(run_dir, config, allow)
     return _awaited(run_dir, config)
 
 
-def queue_sweep(sweep_dir: Path, points: Mapping[Path, RunConfig]) -> None:
+def queue_sweep(sweep_dir: Path, points: Mapping[Path, RunConfig], allow: bool = False) -> None:
     """Queues runs of a sweep, those that ask for the same job as one array.
 
-    Raises UserError with what sbatch said; what was queued before it stays queued.
+    `allow`: see :class:`.job.Job`. Raises UserError with what sbatch said, the jobs queued before
+    it, which stay queued, and how to queue the rest.
     """
-    jobs: list[str] = []
+    ids: list[str] = []
+    rest = command("sweep", "resume", sweep_dir)
     for run_dirs in arrays(points):
-        jobs += submit(run_dirs, points[run_dirs[0]], sweep_dir / "slurm")
-    name = short(sweep_dir)
-    # Slurm takes an array's id for all of its points.
-    ids = list(dict.fromkeys(job.partition("_")[0] for job in jobs))
+        try:
+            jobs = submit(run_dirs, points[run_dirs[0]], sweep_dir / "slurm", allow)
+        except UserError as error:
+            before = f" Jobs queued before it: {', '.join(ids)}." if ids else ""
+            raise UserError(f"{error}{before} Queue what is missing with: {rest}") from error
+        ids.append(jobs[0].partition("_")[0])  # Slurm takes an array's id for all of its points
     print(
-        f"Queued {len(points)} points as job{'s' * (len(ids) > 1)} {', '.join(ids)}: {name}\n"
+        f"Queued {len(points)} points as job{'s' * (len(ids) > 1)} {', '.join(ids)}: "
+        f"{short(sweep_dir)}\n"
         f"  see     {command('jobs')}\n"
         f"  table   {command('sweep', 'table', sweep_dir)}\n"
         f"  stop    scancel {' '.join(ids)}\n"
-        f"  resume  {command('sweep', 'resume', sweep_dir)}"
+        f"  resume  {rest}"
     )
 
 
@@ -86,13 +92,12 @@ def resume_sweep(sweep: SweepFiles, points: Sequence[SweepPoint], allow: bool) -
     if len(waiting) < len(points):
         print(f"{len(points) - len(waiting)} points have a job already.")
     if waiting:
-        queue_sweep(
-            sweep.path, {point.path: open_for_resume(point.path, allow) for point in waiting}
-        )
+        configs = {point.path: open_for_resume(point.path, allow) for point in waiting}
+        queue_sweep(sweep.path, configs, allow)
 
 
-def _queue(run_dir: Path, config: RunConfig) -> None:
-    (job,) = submit([run_dir], config, run_dir / "slurm")
+def _queue(run_dir: Path, config: RunConfig, allow: bool = False) -> None:
+    (job,) = submit([run_dir], config, run_dir / "slurm", allow)
     name = short(run_dir)
     print(
         f"Queued as job {job}: {name}\n"

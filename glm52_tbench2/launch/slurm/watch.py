@@ -14,13 +14,12 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from ...analysis.run_files import FINISHED_FILE, HEARTBEAT_FILE
 from ...config.compose import load_run_config
 from ...config.errors import UserError
 from ...config.paths import command, resolve, short
-from ..heart import HEARTBEAT_FILE
 from ..progress import duration
 from ..run_numbers import RunNumbers
-from ..supervisor import FINISHED_FILE
 from .queue import JobState, cancel, states
 from .submit import JOBS_FILE, job_ids, output_of
 
@@ -40,7 +39,7 @@ class Listed:
     heartbeat: str
     """Age of the supervisor's last sign of life."""
     why: str
-    """Why it waits, or how it ended."""
+    """Why it waits, or how it ended; of a paused one, how it goes on."""
 
 
 def jobs(runs_dir: Path, every: bool) -> int:
@@ -77,14 +76,15 @@ def _line(run_dir: Path, job: JobState) -> Listed:
     beat = _heartbeat(run_dir)
     age = duration(max(0.0, time.time() - beat["time"])) if "time" in beat else ""
     finished = (run_dir / FINISHED_FILE).exists()
+    paused = numbers.paused if job.state == "RUNNING" and not finished else ""
     return Listed(
         short(run_dir),
         job.job,
-        "finished" if finished else job.state.lower(),
+        "finished" if finished else "paused" if paused else job.state.lower(),
         f"{numbers.trained} of {config.steps}",
         "" if reward is None else f"{reward:.2f}",
         age,
-        "" if finished else _why(run_dir, job),
+        "" if finished else paused or _why(run_dir, job),
     )
 
 
@@ -94,9 +94,12 @@ def _why(run_dir: Path, job: JobState) -> str:
     if job.live:
         return job.reason
     said = output_of(run_dir)
-    lines = said.read_text(errors="replace").split("\n") if said and said.exists() else []
-    last = next((line for line in reversed(lines) if line.strip()), "")
-    return last or job.reason or "it printed nothing; is the run folder on a disk the nodes share?"
+    lines = said.read_text(errors="replace").splitlines() if said and said.exists() else []
+    lines = [line for line in lines if line.strip()]
+    # srun has the last word, but seldom the reason.
+    ours = [line for line in lines if not line.startswith("srun: ")]
+    nothing = "it printed nothing; is the run folder on a disk the nodes share?"
+    return (ours or lines or [job.reason or nothing])[-1]
 
 
 def logs(run_dir: Path, role: str | None, follow: bool) -> int:

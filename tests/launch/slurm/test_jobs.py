@@ -70,6 +70,15 @@ def test_a_job_that_dies_in_its_first_second_is_told(queue, capsys):
     assert line["why"] == "no module of that name"
 
 
+def test_a_job_runs_the_interpreter_of_the_nodes(queue, capsys, tmp_path):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho its own: $2 $3\nexit 3\n")
+    python.chmod(0o755)
+    run_dir = queue(f"export PATH={tmp_path}:$PATH", python="python")
+    wait_until(lambda: state(run_dir) == "FAILED")
+    assert listed(run_dir, capsys)["why"] == "its own: -m submitit.core._submit"
+
+
 def test_a_run_has_one_job_at_a_time_and_can_be_stopped(queue, capsys):
     run_dir = queue("sleep 600")
     wait_until(lambda: state(run_dir) == "RUNNING")
