@@ -113,10 +113,11 @@ class SweepLauncher(Launcher):
     def _show(
         self, job_overrides: Sequence[Sequence[str]], composer: Composer, sweep_dir: Path
     ) -> None:
-        from glm52_tbench2.launch import dry_run
+        from glm52_tbench2.launch import dry_run, preflight
         from glm52_tbench2.launch.sweep_plan import draft, raise_told
 
         drafted = draft(job_overrides, composer)
+        preflight.tell(drafted.composed.values())
         print(dry_run.points(drafted, sweep_dir), end="", flush=True)
         try:
             raise_told(drafted.problems, drafted.names, "start")

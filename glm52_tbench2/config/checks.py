@@ -1,9 +1,15 @@
 """What must hold between the knobs of one run."""
 
 import math
+from collections.abc import Mapping
+from functools import cache
 from urllib.parse import urlsplit
 
+import yaml
+
+from .paths import CONF
 from .schema import (
+    Advantage,
     Correction,
     Device,
     KlEstimator,
@@ -14,10 +20,27 @@ from .schema import (
     RunConfig,
     SandboxConfig,
     SandboxProvider,
+    Scheduler,
     SentinelAction,
     Sign,
     WeightTransport,
 )
+
+SET_HERE = {
+    "model-path": "model.path",
+    "host": "cluster.fabric",
+    "weight-version": "nothing",
+    "device": "engine.device",
+    "dtype": "engine.dtype",
+    "quantization": "engine.dtype",
+    "tp-size": "engine.gpus_per_engine",
+    "tensor-parallel-size": "engine.gpus_per_engine",
+    "nnodes": "engine.nodes and engine.num_engines",
+    "node-rank": "nothing",
+    "dist-init-addr": "nothing",
+    "random-seed": "seed",
+}
+"""Arguments of an engine's server that other knobs decide."""
 
 KNOWN_FILTERS = ("check_no_aborted", "check_reward_nonzero_std")
 MAY_BE_ZERO = {
@@ -74,20 +97,21 @@ def problems(config: RunConfig) -> list[str]:
         *sandbox_problems(config.sandbox),
         *_transport(config),
         *_endpoint(config),
+        *_server_args(config),
         *_sentinel(config),
     ]
 
 
-def notes(config: RunConfig, reference_clip: dict[str, object]) -> list[str]:
-    """Knobs that were set and have no effect. `reference_clip`: conf/clip/reference.yaml."""
+def notes(config: RunConfig) -> list[str]:
+    """Knobs that were set and have no effect, each as one sentence."""
     found = _slots_unused(config)
     if config.optim.steps_per_batch > 1:
         return found
-    clip = config.clip
+    clip, reference = config.clip, _reference_clip()
     set_knobs = [
         name
         for name in ("eps_low", "eps_high", "dual_clip")
-        if getattr(clip, name) != reference_clip[name]
+        if getattr(clip, name) != reference[name]
     ]
     if clip.loss is not PolicyLoss.ppo:
         set_knobs.append(f"loss={clip.loss.name}")
@@ -96,6 +120,11 @@ def notes(config: RunConfig, reference_clip: dict[str, object]) -> list[str]:
         "so only the correction against the rollout policy acts."
         for knob in set_knobs
     ]
+
+
+@cache
+def _reference_clip() -> Mapping[str, object]:
+    return yaml.safe_load((CONF / "clip" / "reference.yaml").read_text())
 
 
 def _slots_unused(config: RunConfig) -> list[str]:
@@ -148,6 +177,11 @@ def _ports(config: RunConfig) -> list[str]:
 def _rollout(config: RunConfig) -> list[str]:
     rollout = config.rollout
     found = []
+    if config.trains and rollout.samples_per_prompt == 1:
+        found.append(
+            "rollout.samples_per_prompt is 1, so that no sample differs from its group and every "
+            "advantage is 0; write at least 2."
+        )
     if rollout.max_turn_tokens >= rollout.max_session_tokens:
         found.append(
             f"rollout.max_turn_tokens ({rollout.max_turn_tokens}) leaves no room for a prompt in "
@@ -199,6 +233,16 @@ def _clip(config: RunConfig) -> list[str]:
         found.append(
             f"clip.correction_low ({clip.correction_low}) is above clip.correction_high "
             f"({clip.correction_high}); swap them."
+        )
+    if clip.dual_clip is not None and clip.dual_clip <= 1:
+        found.append(
+            f"clip.dual_clip is {clip.dual_clip}, which takes the gradient from tokens of A < 0 "
+            "that have not moved; write a number above 1, or null for none."
+        )
+    if clip.advantage is Advantage.max_rl and clip.overlong is Overlong.penalty:
+        found.append(
+            "clip.advantage=max_rl divides by the group's mean reward, which clip.overlong=penalty "
+            "can bring to 0 and below; change one of them."
         )
     if clip.correction is Correction.dppo and clip.dppo_delta <= 0:
         found.append(f"clip.dppo_delta is {clip.dppo_delta}; it must be above 0.")
@@ -338,6 +382,33 @@ def _cluster(config: RunConfig) -> list[str]:
         found += _spanning(config)
     if cluster.gpus_per_node:
         found += _gpus(config)
+    if cluster.scheduler is Scheduler.slurm:
+        found += _slurm(config)
+    return found
+
+
+def _slurm(config: RunConfig) -> list[str]:
+    """What a job would end for, after it has waited for its nodes."""
+    cluster, slurm, found = config.cluster, config.cluster.slurm, []
+    on_gpus = [
+        knob
+        for knob, device in (
+            ("parallel.device", config.parallel.device),
+            ("engine.device", config.engine.device),
+        )
+        if device is Device.cuda
+    ]
+    if on_gpus and not cluster.gpus_per_node:
+        found.append(
+            f"{' and '.join(on_gpus)} is cuda, but cluster.gpus_per_node is 0, so that the job "
+            "asks for no GPU; write cluster.gpus_per_node=N."
+        )
+    if slurm.warning_s >= 60 * slurm.time_min:
+        found.append(
+            f"cluster.slurm.warning_s ({slurm.warning_s}) is no less than the job's time, "
+            f"cluster.slurm.time_min={slurm.time_min} minutes, so that it would be warned and "
+            "queued again before it trains; lower the first."
+        )
     return found
 
 
@@ -388,6 +459,15 @@ def _endpoint(config: RunConfig) -> list[str]:
     instead = "put the key into the environment variable GLM52_ENDPOINT_KEY"
     problem = _url_problem("engine.url", url, instead)
     return [problem] if problem else []
+
+
+def _server_args(config: RunConfig) -> list[str]:
+    given = {name.replace("_", "-"): name for name in config.engine.server_args}
+    return [
+        f"engine.server_args.{name} is decided by {SET_HERE[flag]}; remove it."
+        for flag, name in given.items()
+        if flag in SET_HERE
+    ]
 
 
 def _url_problem(name: str, url: str, instead: str) -> str | None:

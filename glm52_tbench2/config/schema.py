@@ -5,7 +5,7 @@ Doc lines are read by `glm52 diff` and `glm52 knobs` through :mod:`glm52_tbench2
 """
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Any
 
 from omegaconf import MISSING
@@ -22,6 +22,13 @@ class ModelFamily(Enum):
 class DType(Enum):
     float32 = "float32"
     bfloat16 = "bfloat16"
+
+
+class EngineDType(StrEnum):
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    fp8 = "fp8"
+    fp8_rounded = "fp8_rounded"
 
 
 class Mode(Enum):
@@ -373,8 +380,8 @@ class EngineConfig:
     """SGLang servers in all."""
     gpus_per_engine: int = MISSING
     """Accelerators one server spans, over all of its nodes; 0 on a CPU."""
-    dtype: str = MISSING
-    """Weights' precision: float32, bfloat16, fp8, or fp8_rounded: values of fp8 in float32."""
+    dtype: EngineDType = MISSING
+    """Weights' precision; fp8_rounded: values of fp8 in float32."""
     transport: WeightTransport = MISSING
     """How new weights reach engines: disk, distributed (NCCL, gloo), tensor (shared memory)."""
     bucket_bytes: int = MISSING
@@ -422,7 +429,7 @@ class SandboxConfig:
     memory_mb: int | None = MISSING
     """Memory of one sandbox, MiB; null: the task's own limit."""
     disk_mb: int | None = MISSING
-    """Writable disk of one sandbox, MiB; null: the task's own limit."""
+    """Writable disk of one sandbox, MiB; null: the task's own limit. docker keeps neither."""
     max_processes: int = MISSING
     """Processes alive in one sandbox."""
     output_bytes: int = MISSING
@@ -471,6 +478,9 @@ class SlurmConfig:
     """More sbatch options, as +cluster.slurm.extra.mail-type=END."""
     setup: list[str] = MISSING
     """Shell lines that the job runs before anything else."""
+    python: str | None = MISSING
+    """Command of the nodes' Python, as /opt/env/bin/python; null: the path of the one that queues
+    the job, in container_image too."""
     container_image: str | None = MISSING
     """Container image that the job runs in (srun --container-image)."""
     container_mounts: list[str] = MISSING

@@ -23,7 +23,7 @@ from typing import Any
 
 from glm52_tbench2.config import load_run_config
 from glm52_tbench2.config.errors import UserError
-from glm52_tbench2.config.schema import Device, RunConfig, WeightTransport
+from glm52_tbench2.config.schema import Device, EngineDType, RunConfig, WeightTransport
 from glm52_tbench2.config.signals import Signals, SignalsLost
 
 from .client import NO_VERSION
@@ -33,26 +33,12 @@ CPU = Path(__file__).parent / "cpu"
 ROOT = Path(__file__).parents[2]
 STAND_INS = ("triton", "torchvision", "IPython", "sgl_kernel")
 DTYPES = {
-    "float32": ("--dtype", "float32"),
-    "bfloat16": ("--dtype", "bfloat16"),
-    "fp8": ("--quantization", "fp8"),
+    EngineDType.float32: ("--dtype", "float32"),
+    EngineDType.bfloat16: ("--dtype", "bfloat16"),
+    EngineDType.fp8: ("--quantization", "fp8"),
     # fp8's weights without its arithmetic, for an engine that has none.
-    "fp8_rounded": ("--dtype", "float32"),
+    EngineDType.fp8_rounded: ("--dtype", "float32"),
 }
-SET_HERE = {
-    "model-path": "model.path",
-    "host": "cluster.fabric",
-    "weight-version": "nothing",
-    "device": "engine.device",
-    "dtype": "engine.dtype",
-    "quantization": "engine.dtype",
-    "tp-size": "engine.gpus_per_engine",
-    "nnodes": "engine.nodes and engine.num_engines",
-    "node-rank": "nothing",
-    "dist-init-addr": "nothing",
-    "random-seed": "seed",
-}
-"""Server arguments that other fields decide."""
 
 
 def server_command(
@@ -70,7 +56,6 @@ def server_command(
 
     `scratch` is an empty folder for its sockets. An engine that spans nodes has a `part` on each;
     they meet in the torch store at `meet`, HOST:PORT, which somebody else serves.
-    Raises UserError for an argument that another field decides.
     """
     engine = config.engine
     # A run's fp8 comes in blocks, which SGLang takes only where it has built them at its start.
@@ -80,8 +65,6 @@ def server_command(
     if config.trains and engine.dtype == "fp8_rounded" and version == 0:
         told = False  # the starting weights are not rounded before the trainer sends them
     tag = str(version) if told else NO_VERSION
-    if engine.dtype not in DTYPES:
-        raise UserError(f"engine.dtype is {engine.dtype}; write one of {', '.join(DTYPES)}.")
     argv = [
         *(sys.executable, "-m", "sglang.launch_server"),
         *("--model-path", str(model_path), "--weight-version", tag),
@@ -147,10 +130,6 @@ def cpu_env() -> dict[str, str]:
 
 
 def _flag(name: str, value: Any) -> list[str]:
-    if name in SET_HERE:
-        raise UserError(
-            f"engine.server_args has {name}, which is decided by {SET_HERE[name]}; remove it."
-        )
     if name == "port" or value is None or value is False:
         return []
     if value is True:

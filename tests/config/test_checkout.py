@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from glm52_tbench2.config.checkout import ASKED, CODE, READERS, Git, machine, sources
-from glm52_tbench2.config.fingerprints import folder_hash, tree_hash
+from glm52_tbench2.config.fingerprints import tree_hash
 
 
 def test_the_sources_are_those_that_decide_results() -> None:
@@ -89,20 +89,6 @@ def test_changes_of_known_and_of_new_files_are_seen(checkout: Path) -> None:
 
 def test_a_folder_inside_another_checkout_has_no_revision(checkout: Path) -> None:
     assert Git(checkout / "conf").told() == ("unknown", "")
-
-
-def test_a_large_file_is_known_by_name_and_size(tmp_path: Path) -> None:
-    path = tmp_path / "model.safetensors"
-    path.write_bytes(bytes(17 * 2**20))
-    before = folder_hash(tmp_path)
-    with path.open("r+b") as file:
-        file.write(b"x")
-    assert folder_hash(tmp_path) == before
-    path.write_bytes(bytes(16 * 2**20))
-    before = folder_hash(tmp_path)
-    with path.open("r+b") as file:
-        file.write(b"x")
-    assert folder_hash(tmp_path) != before
 
 
 def test_nothing_has_no_hash(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from safetensors.torch import save_file
 
 from glm52_tbench2.config import save_run_config
 from glm52_tbench2.config.compose import compose
-from glm52_tbench2.config.errors import UserError
 from glm52_tbench2.config.schema import RunConfig, WeightTransport
 from glm52_tbench2.config.signals import Signals
 from glm52_tbench2.engines import launch, weights
@@ -242,19 +241,6 @@ def test_server_args_may_be_flags_lists_or_absent() -> None:
     assert not {"--no-flag", "--nothing"} & options(argv[3:]).keys()
 
 
-@pytest.mark.parametrize(
-    ("override", "named"),
-    [
-        ("+engine.server_args.dtype=float16", "engine.dtype"),
-        ("+engine.server_args.model_path=/x", "model.path"),
-        ("engine.dtype=int4", "float32, bfloat16, fp8"),
-    ],
-)
-def test_argument_that_another_field_decides_is_refused(override: str, named: str) -> None:
-    with pytest.raises(UserError, match=named):
-        cpu_command(override)
-
-
 def test_engine_starts_from_the_newest_published_weights(tmp_path: Path) -> None:
     config = smoke()
     assert weights.to_serve(config, tmp_path) == (launch.ROOT / config.model.path, 0)
@@ -267,7 +253,10 @@ def test_engine_starts_from_the_newest_published_weights(tmp_path: Path) -> None
 
 def test_weights_elsewhere_have_a_folder_for_each_run(tmp_path: Path) -> None:
     config = smoke("engine.weights_dir=/dev/shm/glm52")
-    assert weights.weights_dir(config, tmp_path / "run-a") == Path("/dev/shm/glm52/run-a")
+    first = weights.weights_dir(config, tmp_path / "sweep-1" / "seed=1")
+    assert first.parent == Path("/dev/shm/glm52") and first.name.startswith("seed-1-")
+    assert first == weights.weights_dir(config, tmp_path / "sweep-2" / ".." / "sweep-1" / "seed=1")
+    assert first != weights.weights_dir(config, tmp_path / "sweep-2" / "seed=1")
 
 
 def test_missing_weights_are_one_sentence_and_code_2(tmp_path: Path) -> None:
