@@ -14,6 +14,7 @@ from pathlib import Path
 from ..config.classes import Effect, judge
 from ..config.compose import leaves, recorded_config
 from ..config.files import atomic_write_bytes
+from ..config.identity import NODE_TELLS
 from ..config.schema import RunConfig
 from .charts import Points
 from .facts import Facts, gather, window
@@ -374,7 +375,8 @@ def _differences_unasked(outcomes: Mapping[str, Outcome]) -> list[str]:
     identities = {name: found.run.identity for name, found in outcomes.items()}
     for fact, said in (("code", "code"), ("packages", "package versions")):
         kinds = {repr(identity.get(fact)) for identity in identities.values()}
-        if len(kinds) > 1:
+        # Runs that are queued have not told theirs yet.
+        if len([kind for kind in kinds if NODE_TELLS not in kind]) > 1:
             notes.append(
                 f"The runs were made with different {said}: a difference between them may come "
                 "from that. See: glm52 diff."

@@ -237,6 +237,14 @@ def test_facts_beside_the_config_have_classes(write: Write) -> None:
     assert len(plan.inseparable) == 3
 
 
+def test_what_a_queued_runs_node_has_not_told_yet_does_not_differ(write: Write) -> None:
+    runs = [write("a"), write("b")]
+    facts(
+        runs[1], packages={"torch": identity.NODE_TELLS}, made__machine={"cpu": identity.NODE_TELLS}
+    )
+    assert not {"torch", "cpu"} & {one.name for one in diff(*runs).differences}
+
+
 def test_another_revision_with_the_same_files_is_cosmetic(write: Write) -> None:
     runs = [write("a"), write("b")]
     facts(runs[1], made__revision="f" * 40)

@@ -28,6 +28,7 @@ from glm52_tbench2.analysis.sweep_table import (
 from glm52_tbench2.config import metrics_log
 from glm52_tbench2.config.compose import compose, save_run_config
 from glm52_tbench2.config.files import SCHEMA_VERSION
+from glm52_tbench2.config.identity import NODE_TELLS
 
 from .pages import in_browser
 
@@ -296,3 +297,12 @@ def test_a_browser_shows_the_page_with_links_and_curves(sweep: Sweep) -> None:
     assert console == ""
     assert 'data-charts="4"' in elements and elements.count("<svg") == 4
     assert "data-owned" not in elements
+
+
+@pytest.mark.parametrize(("versions", "told"), [("3", True), (NODE_TELLS, False)])
+def test_other_packages_are_told_unless_a_queued_runs_node_has_not_told_them_yet(
+    sweep: Sweep, versions: str, told: bool
+) -> None:
+    other = {"identity": {"packages": {"torch": versions}}}
+    found = read(sweep((["seed=1"], {}), (["seed=2"], other)))
+    assert any("different package versions" in text for text in found.notes) is told

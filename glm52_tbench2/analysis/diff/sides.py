@@ -15,6 +15,7 @@ import yaml
 
 from ...config.errors import UserError
 from ...config.fingerprints import ABSENT
+from ...config.identity import NODE_TELLS
 from ...config.paths import CONF, resolve
 from ...config.schema import RunConfig
 from ...tasks.sets import load_set, set_names
@@ -216,17 +217,24 @@ def _with_identity(side: Side, identity: Mapping[str, Any]) -> Side:
             None if content == ABSENT else content,
             {task: files[task] for task in listed or () if task in files},
         )
-    machine, known_as = made.get("machine"), identity.get("hash")
+    known_as = identity.get("hash")
     return replace(
         side,
         about=f"{side.about} · {known_as}" if known_as else side.about,
         sets=sets,
         weights=identity.get("model") or None,
         code=replace(code, revision="" if code.revision == "unknown" else code.revision),
-        packages=identity.get("packages"),
-        machine=machine and {name: str(value) for name, value in machine.items()},
+        packages=_told(identity.get("packages")),
+        machine=_told(made.get("machine")),
         notes=(*side.notes, *_resumed(identity.get("history") or [])),
     )
+
+
+def _told(facts: Mapping[str, Any] | None) -> dict[str, str] | None:
+    """Facts as text; None while the node that will tell them has not started."""
+    if not facts or NODE_TELLS in facts.values():
+        return None
+    return {name: str(value) for name, value in facts.items()}
 
 
 def _resumed(history: Sequence[Mapping[str, Any]]) -> list[str]:
