@@ -479,8 +479,7 @@ class SlurmConfig:
     setup: list[str] = MISSING
     """Shell lines that the job runs before anything else."""
     python: str | None = MISSING
-    """Command of the nodes' Python, as /opt/env/bin/python; null: the path of the one that queues
-    the job, in container_image too."""
+    """Python that the job runs, as /opt/env/bin/python; null: the one that queues it."""
     container_image: str | None = MISSING
     """Container image that the job runs in (srun --container-image)."""
     container_mounts: list[str] = MISSING
