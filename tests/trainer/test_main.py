@@ -303,6 +303,7 @@ def test_a_recorded_batch_that_is_gone_is_made_anew_of_these_weights(tmp_path, m
     loop = TrainingLoop.__new__(TrainingLoop)
     loop.run_dir, loop.rank, loop.step, loop.recorded, loop.identity = tmp_path, 0, 1, 3, "id"
     loop.signals = SimpleNamespace(get=lambda key: None)
+    loop.watch = SimpleNamespace(paused=lambda: False)
     loop.saver, loop.config = SimpleNamespace(failed=False), compose(["experiment=smoke"])
     monkeypatch.setattr("torch.distributed.broadcast_object_list", lambda *a, **k: None)
     monkeypatch.setattr(loop, "_engines_behind", list)
