@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from glm52_tbench2.config.errors import UserError
+from glm52_tbench2.config.once import fact
 from glm52_tbench2.config.schema import ModelConfig, ModelFamily
 
 
@@ -56,18 +57,7 @@ def hf_config(model: ModelConfig) -> dict[str, Any]:
 def check_hf_config(model: ModelConfig, folder: Path) -> None:
     """Raises UserError where the folder's config.json describes another model than `model`."""
     path = folder / "config.json"
-    if not path.is_file():
-        raise UserError(f"model.path {folder} has no config.json; name a folder in HF format.")
-    try:
-        written = json.loads(path.read_text())
-    except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}); copy it again.") from error
-    if model.family is ModelFamily.glm_moe_dsa and "indexer_types" not in written:
-        from transformers import AutoConfig
-
-        # The file has a rule for them, which transformers expands. Shapes would not betray another:
-        # an indexer that the model lacks is handed on with the weights.
-        written["indexer_types"] = AutoConfig.from_pretrained(folder).indexer_types
+    written = _written(path, model.family)
     for key, value in hf_config(model).items():
         # What a file leaves out is transformers' default, which shapes and logits would betray.
         if key in written and written[key] != value and not _same_rope(key, written[key], value):
@@ -75,6 +65,23 @@ def check_hf_config(model: ModelConfig, folder: Path) -> None:
                 f"{path} has {key} = {written[key]}, but the model config makes it {value}; "
                 "correct conf/model or name another model.path."
             )
+
+
+@fact
+def _written(path: Path, family: ModelFamily) -> dict[str, Any]:
+    if not path.is_file():
+        raise UserError(f"model.path {path.parent} has no config.json; name a folder in HF format.")
+    try:
+        written = json.loads(path.read_text())
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}); copy it again.") from error
+    if family is ModelFamily.glm_moe_dsa and "indexer_types" not in written:
+        from transformers import AutoConfig
+
+        # The file has a rule for them, which transformers expands. Shapes would not betray another:
+        # an indexer that the model lacks is handed on with the weights.
+        written["indexer_types"] = AutoConfig.from_pretrained(path.parent).indexer_types
+    return written
 
 
 def _same_rope(key: str, written: Any, value: Any) -> bool:
