@@ -93,7 +93,8 @@ class TrainingLoop:
         self.run_dir, self.config, self.rank = run_dir, run, rank
         self.identity = load_identity(run_dir)[0].hash
         self.signals = Signals.from_env()
-        ranks.connect(run, dist.PrefixStore("trainer", self.signals.store), rank, world_size)
+        store = dist.PrefixStore("trainer", Signals.at(self.signals.address).store)
+        ranks.connect(run, store, rank, world_size)
         self.start_weights = resolve(run.model.path)
         check_hf_config(run.model, self.start_weights)
         self.model = build_model(run)
@@ -159,7 +160,7 @@ class TrainingLoop:
                 metrics["trainer/micro_batches"],
                 waited,
                 metrics["time/train_compute"],
-                metrics["time/train_push"],
+                pushed.get("time/train_push", 0.0),
             )
         # Before the checkpoint: a run that goes on from there would not come back for them.
         self._log_metrics("trainer", metrics)
@@ -222,7 +223,7 @@ class TrainingLoop:
             log.info("%s is there on rank 0 and not here yet", path)
         try:
             return read_batch(path, self.identity, step)
-        except CorruptBatchError as error:
+        except (CorruptBatchError, FileNotFoundError) as error:  # another reader may be first
             aside = path.with_name(f"{path.name}.corrupt")
             with suppress(FileNotFoundError):
                 path.replace(aside)
@@ -286,7 +287,7 @@ class TrainingLoop:
         versions in between, and one that serves a later version must not be taken back.
         """
         if self.step < self.recorded:
-            return {"time/train_push": 0.0}
+            return {}
         started = perf_counter()
         pauses = self._update_engines(self._all_engines, self._engines_without)
         if self.rank == 0:

@@ -25,7 +25,8 @@ def connect(run: RunConfig, store: dist.Store, rank: int, world_size: int) -> No
     """Joins the process group, makes Megatron's groups, sets threads, device and seeds.
 
     Args:
-        store: where the ranks of this start meet; nobody else's keys are in it.
+        store: where the ranks of this start meet, over a connection of their own; nobody else's
+            keys are in it.
 
     Raises UserError when the number of ranks is not the layout's, Transformer Engine is missing
     where the trainer needs it, or no interface has an address on the fabric.
@@ -48,6 +49,9 @@ def connect(run: RunConfig, store: dist.Store, rank: int, world_size: int) -> No
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    # NCCL makes a communicator at its first use, and a rank waits there for the first of them as
+    # long as the store does, whatever the group's timeout is.
+    store.set_timeout(_TIMEOUT)
     dist.init_process_group(
         "nccl" if torch.cuda.is_available() else "gloo",
         store=store,

@@ -149,6 +149,9 @@ class Saver:
     def _complete(self, parts: list[files.Described]) -> None:
         everything = {name: about for part in parts for name, about in part.items()}
         folder = files.checkpoint_path(self._run_dir, self._step)
+        # A rank on another node may not have seen every file in its listing yet.
+        missing = [name for name in files.contents(folder) if name not in everything]
+        everything |= files.describe(folder, missing)
         files.mark_stable(folder, self._step, everything)
         files.prune(self._run_dir, self._step, self._knobs.keep_last, self._knobs.keep_every)
 

@@ -340,6 +340,11 @@ def load_weights(run: RunConfig, folder: Path) -> Weights:
     return _weights(run, model)
 
 
+def store_timeout(run: RunConfig) -> float:
+    """Seconds that a rank waits for what another is to put into the store."""
+    return torch.distributed.distributed_c10d._get_default_store().timeout.total_seconds()
+
+
 def import_weights(run: RunConfig, cut_for: RunConfig, *args: Any) -> None:
     """import_hf for the layout of `cut_for`."""
     import_hf(cut_for, *args)

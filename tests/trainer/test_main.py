@@ -26,7 +26,7 @@ from glm52_tbench2.config.paths import ROOT
 from glm52_tbench2.config.schema import RunConfig, SentinelAction
 from glm52_tbench2.config.signals import STORE_VARIABLE, Signals
 from glm52_tbench2.rollout.batch import batch_path, read_columns, write_batch
-from glm52_tbench2.trainer.loop import TrainingLoop
+from glm52_tbench2.trainer.loop import BatchDamaged, TrainingLoop
 
 from ..rollout.make import make_sample
 from .parts import (
@@ -314,6 +314,21 @@ def test_a_recorded_batch_that_is_gone_is_made_anew_of_these_weights(tmp_path, m
 
     monkeypatch.setattr(loop, "_push", push)
     assert len(loop._next_batch(2)) == 1
+
+
+def test_a_damaged_batch_that_another_reader_has_moved_asks_to_start_again(tmp_path, monkeypatch):
+    loop = TrainingLoop.__new__(TrainingLoop)
+    loop.run_dir, loop.rank, loop.step, loop.recorded, loop.identity = tmp_path, 1, 1, 3, "id"
+    loop.saver = SimpleNamespace(failed=False, wait=lambda: None)
+    loop.config = compose(["experiment=smoke"])
+
+    def told(seen, src):
+        seen[0].batch = True
+
+    monkeypatch.setattr("torch.distributed.broadcast_object_list", told)
+    monkeypatch.setattr("glm52_tbench2.trainer.loop._appears", lambda *a: True)
+    with pytest.raises(BatchDamaged, match=r"step_000002\.parquet.*to be made again"):
+        loop._next_batch(2)
 
 
 def test_two_ranks_train_as_one(run, whole, tmp_path):
