@@ -1,6 +1,7 @@
 """`glm52 tasks check`: the golden scan of a task set in real sandboxes."""
 
 import asyncio
+import socket
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -50,7 +51,8 @@ def check(
     facts = asdict(config).items()
     way = str({knob: value for knob, value in facts if knob not in _PACE})
     journal = Journal(path, way, fresh)
-    label = label_of(path)
+    # With the machine's name: sandboxes of a service are those of all machines that have its key.
+    label = label_of(path / socket.gethostname())
     with closing(journal), scripted(config, tasks[0].id, label) as runner:
         try:
             return report(check_suite(tasks, runner, parallel, journal, _tell))

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..config.errors import UserError
+from ..config.paths import resolve
 from ..config.schema import SandboxConfig
 from ..tasks.suite import Task
 from .dockerfile import inlined
@@ -278,7 +279,7 @@ def _key(config: SandboxConfig) -> str:
             "its path to sandbox.api_key_file; or write sandbox=local."
         )
     try:
-        if key := Path(config.api_key_file).expanduser().read_text().strip():
+        if key := resolve(config.api_key_file).read_text().strip():
             return _one_word(key, "The file of sandbox.api_key_file")
         reason = "it is empty"
     except RuntimeError:

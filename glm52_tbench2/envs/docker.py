@@ -1,5 +1,6 @@
 """Provider `docker`: a container of this machine's engine, by way of its command line."""
 
+import os
 import shutil
 import subprocess
 import threading
@@ -11,6 +12,7 @@ from contextlib import contextmanager, suppress
 from ..config.errors import UserError
 from ..config.schema import SandboxConfig
 from ..tasks.suite import Task, asked
+from .pipes import Input, Output, pump
 from .remote import RUN_LABEL, RemoteSandbox, new_name, started, turn
 from .sandbox import OpenSandbox, SandboxError
 
@@ -19,7 +21,11 @@ _REMOVE_S = 60.0
 _SWEEPS = 3
 """Times that leftovers are looked for and removed: an engine that has many is slow to answer."""
 _SWEEP_PAUSE_S = 2.0
+_LIFETIME_S = 24 * 3600
+"""Longer than any episode; nobody else ends containers on a node that a run has lost."""
 _END_S = 4.0
+_ANSWER_BYTES = 16 * 2**20
+_PROTOCOL_BYTES = 1 << 16
 
 
 def check() -> None:
@@ -82,7 +88,7 @@ class _Engine:
 
     def open(self, task: Task, config: SandboxConfig) -> RemoteSandbox:
         """A container of the task. Raises SandboxError."""
-        container = _Container()
+        container = _Container(config.output_bytes)
         deadline = time.monotonic() + config.start_timeout_s
 
         def start() -> None:
@@ -121,9 +127,11 @@ class _Engine:
         _docker(
             *("run", "--detach", "--rm", "--init", "--name", container.name),
             *("--label", f"{RUN_LABEL}={self._label}", "--workdir", task.workdir),
-            *("--cpus", f"{task.cpus:g}", "--pids-limit", str(config.max_processes)),
+            # Docker refuses more than it has.
+            *("--cpus", f"{min(task.cpus, os.cpu_count() or 1):g}"),
+            *("--pids-limit", str(config.max_processes)),
             *("--memory", f"{config.memory_mb or task.memory_mb}m"),
-            *("--entrypoint", "sleep", image, "infinity"),
+            *("--entrypoint", "sleep", image, f"{_LIFETIME_S}"),
             timeout_s=_left(deadline),
         )
 
@@ -141,12 +149,14 @@ class _Engine:
 class _Container:
     """A :class:`remote.Machine`."""
 
-    def __init__(self) -> None:
+    def __init__(self, output_bytes: int) -> None:
         self.name = new_name()
+        # Room for an output in base64 and what is told of it; a policy that is root may send more.
+        self._most = 2 * output_bytes + _PROTOCOL_BYTES
 
     def run(self, command: Sequence[str], data: bytes, timeout_s: float) -> bytes:
         """As :meth:`Machine.run`."""
-        done = _asked(["exec", "--interactive", self.name, *command], data, timeout_s)
+        done = _asked(["exec", "--interactive", self.name, *command], data, timeout_s, self._most)
         # Of a container that is gone the client speaks, with 1 or 125 to 127; 137 is a kill inside.
         if done.returncode not in (0, 137):
             raise SandboxError(_reason(done))
@@ -171,16 +181,34 @@ def _docker(*arguments: str, timeout_s: float) -> bytes:
 
 
 def _asked(
-    arguments: Sequence[str], data: bytes, timeout_s: float
+    arguments: Sequence[str], data: bytes, timeout_s: float, most: int = _ANSWER_BYTES
 ) -> subprocess.CompletedProcess[bytes]:
+    """What the client says, of each output the first `most` bytes."""
     try:
-        return subprocess.run(
-            ["docker", *arguments], input=data, capture_output=True, timeout=timeout_s
+        process = subprocess.Popen(
+            ["docker", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
-    except subprocess.TimeoutExpired as error:
-        raise SandboxError(f"docker {arguments[0]}: no answer in {timeout_s:g} s") from error
     except OSError as error:
         raise SandboxError(f"docker: {error}") from error
+    with process:
+        assert process.stdin and process.stdout and process.stderr
+        outputs = [Output(pipe.fileno(), most) for pipe in (process.stdout, process.stderr)]
+        source, ended = Input(process.stdin.fileno(), data), os.pidfd_open(process.pid)
+        try:
+            deadline = time.monotonic() + timeout_s
+            if not pump(outputs, source, ended, deadline, at_end=process.stdin.close):
+                process.kill()
+                raise SandboxError(f"docker {arguments[0]}: no answer in {timeout_s:g} s")
+        finally:
+            os.close(ended)
+        for output in outputs:
+            output.read_rest()
+    return subprocess.CompletedProcess(
+        arguments, process.returncode, *(output.raw for output in outputs)
+    )
 
 
 def _reason(done: subprocess.CompletedProcess[bytes]) -> str:

@@ -40,6 +40,7 @@ class StandInEngine:
         self.images: dict[str, Path] = {}
         """Tag -> folder with its Dockerfile."""
         self.containers: dict[str, Container] = {}
+        self.wanted: dict[str, argparse.Namespace] = {}
         self.labels: dict[str, str] = {}
         self.builds: list[str] = []
         self.lock = threading.Lock()
@@ -105,6 +106,7 @@ class StandInEngine:
         with self.lock:
             self.containers[wanted.name] = container
             self.labels[wanted.name] = wanted.label
+            self.wanted[wanted.name] = wanted
         return 0, f"{wanted.name}\n".encode(), b""
 
     def _exec(self, arguments: list[str], data: bytes) -> tuple[int, bytes, bytes]:

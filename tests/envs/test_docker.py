@@ -1,10 +1,11 @@
 """What is special about containers of the local engine; what they share is in test_contract.py."""
 
 import asyncio
+import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -65,6 +66,47 @@ def test_the_official_image_is_taken_where_one_is_named(
     assert not standin.builds
     with pytest.raises(SandboxError, match="org/none"):
         containers(replace(shared_task, docker_image="org/none:1"), DOCKER)
+
+
+def test_a_container_has_the_limits_of_task_and_config(
+    containers: OpenSandbox, standin: StandInEngine, shared_task: Task
+) -> None:
+    standin.images["org/image:1"] = shared_task.environment
+    task = replace(shared_task, docker_image="org/image:1", cpus=10_000, memory_mb=3000)
+    for config, memory in ((DOCKER, "3000m"), (replace(DOCKER, memory_mb=700), "700m")):
+        config = replace(config, max_processes=77)
+        containers(task, config).close()
+        wanted = list(standin.wanted.values())[-1]
+        assert (wanted.memory, wanted.pids_limit) == (memory, "77")
+        assert float(wanted.cpus) == os.cpu_count()  # more would be refused
+        assert wanted.entrypoint == "sleep" and int(wanted.argument) == 24 * 3600
+
+
+@pytest.fixture
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Puts a script in the place of docker's client."""
+
+    def put(script: str) -> None:
+        path = tmp_path / "docker"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+    return put
+
+
+def test_an_answer_without_end_fills_no_memory(client: Callable[[str], None]) -> None:
+    client("head -c 30000000 /dev/zero; head -c 30000000 /dev/zero >&2; cat | wc -c")
+    done = docker._asked(["exec"], bytes(3_000_000), 60.0, most=1000)
+    assert (done.returncode, len(done.stdout), len(done.stderr)) == (0, 1000, 1000)
+    client("wc -c")
+    assert docker._asked(["exec"], bytes(3_000_000), 60.0).stdout.strip() == b"3000000"
+
+
+def test_a_client_that_says_nothing_is_ended(client: Callable[[str], None]) -> None:
+    client("exec sleep 1000")
+    with pytest.raises(SandboxError, match=r"docker exec: no answer in 0\.2 s"):
+        docker._asked(["exec"], b"", 0.2)
 
 
 def test_a_container_that_is_lost_fails_and_can_be_closed(
