@@ -7,6 +7,7 @@ from statistics import mean
 
 from ..config.pass_at_k import PASS, ks
 from ..config.paths import command, short
+from ..config.words import counted
 from .pass_at_k import over_tasks
 from .run_files import Row, RunFiles
 from .stats import mean_interval
@@ -49,7 +50,7 @@ def _scores(rows: Sequence[Row]) -> list[tuple[str, str]]:
     found = [("reward", f"{mean_interval(rewards)}")]
     for k in ks(max(n for n, _ in counts.values())):
         fewer = sum(n < k for n, _ in counts.values())
-        without = f", without {fewer} tasks that have fewer samples" if fewer else ""
+        without = f", without {counted(fewer, 'task')} of fewer samples" if fewer else ""
         found.append((f"pass@{k}", f"{over_tasks(counts, k)}{without}"))
     solved = sum(passes > 0 for _, passes in counts.values())
     found.append(("solved", f"{solved} of {len(counts)} tasks at least once"))

@@ -101,7 +101,18 @@ def gather(run: RunFiles) -> Facts:
 
 def window(run: RunFiles, facts: Facts) -> int:
     """Steps to average over: about one pass over the training tasks, and enough to smooth."""
-    return max(5, round(len(facts.visits) / run.config.rollout.prompts_per_step))
+    rollout = run.config.rollout
+    draws = rollout.prompts_per_step // rollout.groups_per_draw
+    return max(5, round(len(facts.visits) / draws))
+
+
+def training_s(run: RunFiles) -> float:
+    """Wall clock of the steps, their evaluations and checkpoints, seconds; without start-up and
+    downtime."""
+    steps, evals = run.series("time/train_step"), run.series("time/eval_s")
+    # An evaluation before the last step lies within the next step's time.
+    last = sum(seconds for step, seconds in evals.items() if step >= max(steps, default=0))
+    return sum(steps.values()) + sum(run.series("time/train_checkpoint").values()) + last
 
 
 def first_and_last(points: Points, count: int) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from ..config.schema import SentinelAction, Sign
+from ..config.words import counted
 from .run_files import RunFiles
 from .sentinel.files import ALARMS_FILE, Alarm, alarms
 from .sentinel.watch import Judge
@@ -26,7 +27,7 @@ def health(run: RunFiles, afterwards: list[Alarm], judged: int) -> Health:
         return Health([], "Nothing was judged: the config has the sentinel ignore every sign.")
     if not judged:
         return Health([], f"Nothing was judged: {_unjudged(run)}.")
-    steps = f"{judged} step{'' if judged == 1 else 's'}"
+    steps = counted(judged, "step")
     left_out = f" Not looked for: {', '.join(ignored)}." if ignored else ""
     if (run.path / ALARMS_FILE).exists():
         told = f"The sentinel has seen no sign of an unhealthy run in {steps}."

@@ -18,7 +18,9 @@ from markupsafe import Markup
 from ..config.compose import to_yaml
 from ..config.errors import UserError
 from ..config.files import atomic_write_bytes
-from ..config.paths import resolve
+from ..config.paths import command, resolve
+from ..config.schema import Advantage
+from ..config.words import counted
 from .charts import Layer, heat_table, numbers
 from .conversations import Conversations, base64_text
 from .facts import Facts, first_and_last, gather, window
@@ -141,6 +143,7 @@ def render(run: RunFiles, other: RunFiles | None = None, steps: range | None = N
         explore_data=_inert([one.data for one in explored]),
         inert=_inert,
         other=None if other is None else beside_name(run, other),
+        diff="" if other is None else command("diff", run.path, other.path),
         notes=[
             *_unsaid(run, facts),
             *(f"{one.name}: {said}" if other else said for one in runs for said in one.warnings),
@@ -179,7 +182,7 @@ def headline(facts: Facts) -> str:
         if not facts.evals:
             return "No evaluation has been written: what training did cannot be said."
         step = min(facts.evals)
-        when = f"after {step} steps" if step else "before training"
+        when = f"after {counted(step, 'step')}" if step else "before training"
         return (
             f"Held-out reward {when}: {facts.held_out(step)}. There is no second evaluation to "
             "compare with."
@@ -237,19 +240,24 @@ def _highlights(run: RunFiles) -> dict[str, str]:
     correction = clip.correction.name
     if correction != "none":
         correction += f" [{clip.correction_low:g}, {clip.correction_high:g}]"
+    evaluation = "none"
+    if every := config.eval.every:
+        evaluation = f"every {counted(every, 'step')} × {config.eval.samples_per_task} samples"
+    std = clip.std_normalise and clip.advantage is Advantage.grpo
     found = {
         "model": f"{config.model.name}, {config.model.dtype.name}",
         "tasks": f"{config.data.train} trained, {config.data.eval} held out",
         "batch": f"{rollout.prompts_per_step} tasks × {rollout.samples_per_prompt} samples",
-        "steps": f"{config.steps}, {optim.steps_per_batch} optimizer step a batch",
+        "steps": f"{config.steps}, {counted(optim.steps_per_batch, 'optimizer step')} a batch",
         "rollout": f"{rollout.mode.name}, temperature {rollout.temperature:g}",
         "limits": f"{rollout.max_turn_tokens} tokens a turn, {rollout.max_session_tokens} an "
         f"episode, {rollout.max_turns} turns",
-        "advantage": f"{clip.advantage.name}{', std' if clip.std_normalise else ''}",
+        "advantage": f"{clip.advantage.name}{', std' if std else ''}",
         "loss": f"{clip.loss.name}, {clip.reduction.name}, overlong {clip.overlong.name}",
         "correction": correction,
-        "optimizer": f"Adam, lr {optim.lr:g}, gradient clipped at {optim.clip_grad:g}",
-        "evaluation": f"every {config.eval.every} steps × {config.eval.samples_per_task} samples",
+        "optimizer": f"Adam, lr {optim.lr:g}, gradient "
+        + (f"clipped at {optim.clip_grad:g}" if optim.clip_grad else "not clipped"),
+        "evaluation": evaluation,
         "seed": str(config.seed),
     }
     identity = run.identity

@@ -1,5 +1,6 @@
 """The samples of a step as a table, and one of them as a transcript."""
 
+import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -21,10 +22,10 @@ def show_samples(
     """Prints a line a sample of a step, the last by default: a table, or tab-separated lines where
     the output is no terminal. Raises UserError where there is none.
     """
-    console, run = console or Console(), RunFiles.open(run_dir)
+    console, run = console or Console(), _open(run_dir)
     kind, step = _kind(held_out), _step(run, step, held_out)
     rows = [_facts(row) for row in run.rows(kind, step, _LISTED)]
-    _complain(run)
+    _warn(run, bool(rows))
     if not console.is_terminal:
         for facts in (_HEADER, *rows):
             print(*facts, sep="\t", file=console.file)
@@ -41,13 +42,13 @@ def show_sample(
     run_dir: Path, sample_id: str, held_out: bool, console: Console | None = None
 ) -> None:
     """Prints the transcript of one sample. Raises UserError where there is none."""
-    console, run = console or Console(), RunFiles.open(run_dir)
+    console, run = console or Console(), _open(run_dir)
     first = sample_id.split("-")[0]
     if not first.isdigit():
         raise UserError(f"{sample_id} is not a sample, as 000012-3-1: step, group and index.")
     step = _step(run, int(first), held_out)
     row = run.sample(_kind(held_out), step, sample_id, COLUMNS)
-    _complain(run)
+    _warn(run, row is not None)
     if row is None:
         flags = ["--eval"] if held_out else []
         raise UserError(
@@ -78,9 +79,20 @@ def _step(run: RunFiles, step: int | None, held_out: bool) -> int:
     return step
 
 
-def _complain(run: RunFiles) -> None:
-    if run.warnings:
-        raise UserError("\n".join(run.warnings))
+def _open(run_dir: Path) -> RunFiles:
+    run = RunFiles.open(run_dir)
+    _warn(run, True)
+    return run
+
+
+def _warn(run: RunFiles, found: bool) -> None:
+    """Tells what the run's files lack; that is an error where nothing was found for it."""
+    told = "\n".join(run.warnings)
+    run.warnings.clear()
+    if told and not found:
+        raise UserError(told)
+    if told:
+        print(told, file=sys.stderr)
 
 
 def _facts(row: Row) -> tuple[str, ...]:

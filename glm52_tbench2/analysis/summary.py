@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from ..config.paths import command
+from ..config.schema import Correction
 from .diff.experiments import spell
 from .diff.sides import plain_knobs
 from .facts import Facts, first_and_last, gather, window
@@ -75,5 +76,6 @@ def _next(run: RunFiles, run_dir: Path) -> list[tuple[str, str]]:
         eight = "8 tasks in the place of 69, as in the published divergence"
         steps.append((train("data", "data=mini8"), eight))
     another = "another correction; glm52 train --help lists them all"
-    steps.append((train("clip", "clip=dppo"), another))
+    other = "icepop" if config.clip.correction is Correction.dppo else "dppo"
+    steps.append((train("clip", f"clip={other}"), another))
     return steps

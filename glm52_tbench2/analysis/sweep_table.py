@@ -17,7 +17,7 @@ from ..config.files import atomic_write_bytes
 from ..config.identity import NODE_TELLS
 from ..config.schema import RunConfig
 from .charts import Points
-from .facts import Facts, gather, window
+from .facts import Facts, gather, training_s, window
 from .run_files import RunFiles
 from .stats import Interval, interval_over_runs
 from .sweep_files import SweepFiles, SweepPoint
@@ -265,14 +265,7 @@ def _last_mean(points: Points, count: int) -> float:
 
 
 def _hours(run: RunFiles) -> float:
-    """Wall clock of the steps, their evaluations and checkpoints; without start-up and downtime."""
-    steps, evals = run.series("time/train_step"), run.series("time/eval_s")
-    if not steps:
-        return math.nan
-    # An evaluation before the last step lies within the next step's time.
-    last = sum(seconds for step, seconds in evals.items() if step >= max(steps))
-    spent = sum(steps.values()) + sum(run.series("time/train_checkpoint").values()) + last
-    return spent / 3600
+    return training_s(run) / 3600 if run.series("time/train_step") else math.nan
 
 
 def _exp(power: float) -> float:

@@ -26,21 +26,21 @@ from .schema import (
     WeightTransport,
 )
 
-SET_HERE = {
+SET_HERE: dict[str, str | None] = {
     "model-path": "model.path",
     "host": "cluster.fabric",
-    "weight-version": "nothing",
+    "weight-version": None,
     "device": "engine.device",
     "dtype": "engine.dtype",
     "quantization": "engine.dtype",
     "tp-size": "engine.gpus_per_engine",
     "tensor-parallel-size": "engine.gpus_per_engine",
     "nnodes": "engine.nodes and engine.num_engines",
-    "node-rank": "nothing",
-    "dist-init-addr": "nothing",
+    "node-rank": None,
+    "dist-init-addr": None,
     "random-seed": "seed",
 }
-"""Arguments of an engine's server that other knobs decide."""
+"""Arguments of an engine's server -> the knobs that decide them; None: the run does."""
 
 KNOWN_FILTERS = ("check_no_aborted", "check_reward_nonzero_std")
 MAY_BE_ZERO = {
@@ -197,10 +197,10 @@ def _rollout(config: RunConfig) -> list[str]:
             found.append(
                 f"rollout.filters names '{name}'; write one of {', '.join(KNOWN_FILTERS)}."
             )
-    if rollout.mode is Mode.sync and rollout.max_staleness not in (None, 0):
+    if rollout.mode is Mode.sync and rollout.max_staleness is not None:
         found.append(
-            "rollout.max_staleness has no meaning in rollout.mode=sync, where nothing is stale; "
-            "set it to null."
+            "rollout.max_staleness has no meaning in rollout.mode=sync, where every batch is "
+            "rollout.lag versions behind; set it to null."
         )
     if rollout.mode is Mode.fully_async and rollout.lag:
         found.append(
@@ -384,6 +384,12 @@ def _cluster(config: RunConfig) -> list[str]:
         found += _gpus(config)
     if cluster.scheduler is Scheduler.slurm:
         found += _slurm(config)
+    if config.sandbox.provider is SandboxProvider.docker and not cluster.fabric.startswith("127."):
+        found.append(
+            f"sandbox.provider=docker lets commands reach this machine's addresses, and on "
+            f"cluster.fabric={cluster.fabric} the run's own servers listen, without a password; "
+            "write cluster.fabric=127.0.0.1 on one machine, or sandbox=daytona."
+        )
     return found
 
 
@@ -464,7 +470,7 @@ def _endpoint(config: RunConfig) -> list[str]:
 def _server_args(config: RunConfig) -> list[str]:
     given = {name.replace("_", "-"): name for name in config.engine.server_args}
     return [
-        f"engine.server_args.{name} is decided by {SET_HERE[flag]}; remove it."
+        f"engine.server_args.{name} is decided by {SET_HERE[flag] or 'the run'}; remove it."
         for flag, name in given.items()
         if flag in SET_HERE
     ]

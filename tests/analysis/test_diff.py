@@ -130,6 +130,11 @@ def test_the_verdict(overrides: str, verdict: Verdict, words: str) -> None:
 def test_another_set_size_is_said_to_change_three_things() -> None:
     ((one, _),) = compared(["smoke", "experiment=smoke data=mini8"]).conclusions
     assert "every 8.62 steps -> every 1 steps" in one.remark
+    alone = "rollout.groups_per_draw=8"  # one task a step
+    ((one, _),) = compared(
+        [f"experiment=smoke {alone}", f"experiment=smoke data=mini8 {alone}"]
+    ).conclusions
+    assert "every 69 steps -> every 8 steps" in one.remark
 
 
 def test_a_change_that_does_not_compose_alone_is_joined_with_what_it_needs() -> None:
@@ -222,8 +227,9 @@ def test_bad_input_is_one_sentence(sides: list[str], words: str) -> None:
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not a run folder"):
         compared(["smoke", str(tmp_path)])
-    (tmp_path / "sweep.json").write_text("{}")
-    with pytest.raises(UserError, match=r"is a sweep; name its runs, as in: glm52 diff .*/\*/"):
+    points = [{"folder": name, "overrides": []} for name in ("a", "b", "c")]
+    (tmp_path / "sweep.json").write_text(json.dumps({"base": [], "points": points}))
+    with pytest.raises(UserError, match=r"is a sweep; name runs of it, .* diff \S+/a \S+/b$"):
         compared(["smoke", str(tmp_path)])
 
 

@@ -184,6 +184,13 @@ def test_wall_clock_is_from_the_first_record_to_the_last(write: Write) -> None:
     spent = lines[0]["metrics"]["time/eval_s"]
     assert hours["wall_s"] == pytest.approx(3600 * (len(lines) - 1) + spent)
     assert "of it in steps" in hours["text"]
+    # An evaluation lies within the time of the step after it, but the last one.
+    told = [(line["step"], line["metrics"]) for line in lines]
+    steps = {step: one["time/train_step"] for step, one in told if "time/train_step" in one}
+    evals = {step: one["time/eval_s"] for step, one in told if "time/eval_s" in one}
+    assert 0 in evals and max(evals) == max(steps)
+    saved = sum(one.get("time/train_checkpoint", 0.0) for _, one in told)
+    assert hours["busy_s"] == pytest.approx(sum(steps.values()) + evals[max(steps)] + saved)
 
 
 def test_the_last_evaluation_that_both_have_is_paired(write: Write) -> None:

@@ -101,7 +101,7 @@ def test_a_conversation_that_has_no_room_is_named_with_the_way_to_it(
     monkeypatch.setattr(conversations, "MOST_BYTES", 20_000)
     page = write_report(finished_run, steps=range(1, 2))
     text = page.read_text()
-    assert "conversations are in this page" in text
+    assert "conversations in this page: " in text
     first = re.findall(r'<script type="text/plain" id="r0-(\d+)-', text)
     assert first and set(first) == {"000001"}
 

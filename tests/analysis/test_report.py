@@ -228,7 +228,7 @@ def test_what_happened_to_roles_is_told_on_every_node_and_routine_is_not(
 
 
 def test_a_run_to_which_nothing_happened_says_so(finished_run: Path) -> None:
-    assert "nothing was restarted" in section(page_of(finished_run), "events")
+    assert "no restart is recorded" in section(page_of(finished_run), "events")
 
 
 def test_a_steps_time_is_shared_out_and_the_rest_is_idle(finished_run: Path) -> None:

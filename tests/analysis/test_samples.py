@@ -70,6 +70,20 @@ def test_what_is_not_there_gets_a_sentence(finished_run: Path, tmp_path: Path) -
         listed(run, 3, False)
 
 
+def test_a_run_of_older_code_is_read(
+    finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished_run, run)
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(re.sub(r"(?m)^  lag: .*\n", "", config))
+    sample = listed(run, 3, False)[1].split("\t")[0]
+    assert "does not record rollout.lag" in capsys.readouterr().err
+    assert read(run, sample).startswith(sample)
+    with pytest.raises(UserError, match=r"^There is no sample 000003-9-9"):
+        read(run, "000003-9-9")
+
+
 def test_the_verb_lists_or_reads(finished_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["samples", str(finished_run), "--step", "3"]) == 0
     sample = capsys.readouterr().out.splitlines()[1].split("\t")[0]

@@ -3,11 +3,13 @@
 import io
 import json
 import logging
+import re
 
 import pytest
 from rich.console import Console
 
 from glm52_tbench2.config import metrics_log, save_run_config
+from glm52_tbench2.config.errors import UserError
 from glm52_tbench2.launch.progress import LiveProgress, PlainProgress
 from glm52_tbench2.launch.run_numbers import RunNumbers
 from glm52_tbench2.launch.slurm import watch
@@ -69,6 +71,23 @@ def test_where_nothing_is_left_to_train_nothing_is_paused(run_dir, pause):
     pause.touch()
     metrics_log.append(run_dir, 24, "trainer", {})
     assert RunNumbers(run_dir, 23).paused == RunNumbers(run_dir, 0).paused == ""
+
+
+def test_a_run_of_older_code_is_listed_and_read(run_dir, monkeypatch, capsys):
+    config = run_dir / "config.yaml"
+    config.write_text(re.sub(r"(?m)^  lag: .*\n", "", config.read_text()))
+    (run_dir / watch.JOBS_FILE).parent.mkdir(exist_ok=True)
+    (run_dir / watch.JOBS_FILE).write_text(json.dumps([{"job": "7", "folder": "x"}]))
+    ended = {"7": JobState("7", "COMPLETED", "", "n1")}
+    monkeypatch.setattr(watch, "states", lambda jobs: ended)
+    assert watch.jobs(run_dir.parent, every=True) == 0
+    assert "completed" in capsys.readouterr().out
+    (run_dir / "logs").mkdir()
+    (run_dir / "logs" / "driver.log").write_text("said\n")
+    assert watch.logs(run_dir, "driver", follow=False) == 0
+    assert capsys.readouterr().out == "said\n"
+    with pytest.raises(UserError, match="does not run"):
+        watch.stop(run_dir)
 
 
 @pytest.mark.parametrize(("state", "shown"), [("RUNNING", "paused"), ("PENDING", "pending")])

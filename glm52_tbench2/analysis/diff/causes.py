@@ -205,10 +205,8 @@ def _task_remark(base: Side, other: Side, cause: Cause) -> str:
 
 
 def _steps_a_visit(side: Side) -> float | None:
-    facts, groups = side.sets.get("data.train"), side.knobs.get("rollout.prompts_per_step")
-    if facts is None or facts.ids is None or not isinstance(groups, int) or groups <= 0:
-        return None
-    return max(1.0, len(facts.ids) / groups)
+    steps = side.steps_a_pass
+    return None if steps is None else max(1.0, steps)
 
 
 def _show(difference: Difference, side: Side) -> Any:

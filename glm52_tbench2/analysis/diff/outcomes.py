@@ -11,6 +11,7 @@ from typing import Any
 
 from ...config.schema import RunConfig
 from ..charts import Points
+from ..facts import training_s
 from ..run_files import RunFiles
 from ..sentinel.files import rewards_at
 from ..stats import Change, Interval, Rewards, mean_interval, paired_change, sign_test
@@ -182,15 +183,13 @@ def _window(runs: Sequence[Reading]) -> int:
     """Steps to average over: about one pass over the tasks, at most half of the shortest run."""
     passes, lengths = [5], []
     for run in runs:
-        facts, groups = run.side.sets.get("data.train"), run.side.knobs.get(_GROUPS)
-        if facts is not None and facts.ids is not None and isinstance(groups, int) and groups > 0:
-            passes.append(round(len(facts.ids) / groups))
+        if (steps := run.side.steps_a_pass) is not None:
+            passes.append(round(steps))
         if points := run.series(REWARD):
             lengths.append(len(points))
     return max(1, min(max(passes), min(lengths, default=2) // 2))
 
 
-_GROUPS = "rollout.prompts_per_step"
 _SPENT = ("time/eval_s", "time/rollout_s")
 _NOTHING = Cell("–")
 
@@ -397,10 +396,7 @@ def _hours(run: Reading) -> Cell:
     # The first record was written when what it tells of had come to its end.
     began = first.time - max(first.metrics.get(name, 0.0) for name in _SPENT)
     wall = max(record.time for record in records) - began
-    busy = sum(
-        sum(run.series(f"time/{name}").values())
-        for name in ("train_step", "eval_s", "train_checkpoint")
-    )
+    busy = training_s(run.files)
     text = _duration(wall)
     if wall > 1.25 * busy + 60 and busy:
         text += f", {_duration(busy)} of it in steps"

@@ -16,9 +16,10 @@ import yaml
 from ...config.errors import UserError
 from ...config.fingerprints import ABSENT
 from ...config.identity import NODE_TELLS
-from ...config.paths import CONF, resolve
+from ...config.paths import CONF, command, resolve
 from ...config.schema import RunConfig
 from ...tasks.sets import load_set, set_names
+from ..sweep_files import SweepFiles
 
 REFERENCE = "reference"
 """How the bare composition is written as a side."""
@@ -81,6 +82,14 @@ class Side:
     """What composes this side; None of a run."""
     notes: tuple[str, ...] = ()
     """What a reader must know of it, and could not see."""
+
+    @property
+    def steps_a_pass(self) -> float | None:
+        """Steps in which each training task is drawn once."""
+        facts, groups = self.sets.get("data.train"), self.knobs.get("rollout.prompts_per_step")
+        if facts is None or facts.ids is None or not isinstance(groups, int) or groups <= 0:
+            return None
+        return len(facts.ids) * self.knobs.get("rollout.groups_per_draw", 1) / groups
 
 
 def read_sides(names: Sequence[str]) -> list[Side]:
@@ -168,7 +177,8 @@ def _run(label: str, name: str, path: Path) -> Side:
     config = path / "config.yaml"
     if not config.is_file():
         if (path / "sweep.json").is_file():
-            raise UserError(f"{name} is a sweep; name its runs, as in: glm52 diff {name}/*/")
+            two = [one.path for one in SweepFiles.open(path).points[:2]]
+            raise UserError(f"{name} is a sweep; name runs of it, as in: {command('diff', *two)}")
         raise UserError(f"{name} is not a run folder: it has no config.yaml.")
     try:
         content = yaml.load(config.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))

@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...config.classes import Effect
+from ...config.words import counted
 from ..terminal import print_line, print_table, suited
 from .causes import ABSENT, Conclusion, Verdict, show_value
 from .compare import Difference, Group, listed
@@ -37,7 +38,7 @@ def show(found: Comparison, console: Console | None = None) -> None:
     for group in Group:
         differences = [one for one in found.differences if one.group is group]
         if differences:
-            _heading(console, group.value.capitalize(), _counted(len(differences), "difference"))
+            _heading(console, group.value.capitalize(), counted(len(differences), "difference"))
             for effect in Effect:
                 _differences(console, [d for d in differences if d.effect is effect], found.sides)
     if found.outcomes:
@@ -140,7 +141,7 @@ def _task_lines(difference: Difference) -> Iterator[str]:
     for label, change in difference.tasks.items():
         if change.added or change.removed:
             yield (
-                f"{label}: {_counted(len(change.added), 'task')} added, {len(change.removed)} "
+                f"{label}: {counted(len(change.added), 'task')} added, {len(change.removed)} "
                 f"removed, {change.kept} kept"
             )
         for sign, names in (("+", change.added), ("-", change.removed)):
@@ -194,7 +195,7 @@ def _conclusion(console: Console, one: Conclusion, plan: Plan, several: bool) ->
 def asked_for(plan: Plan) -> str:
     """The experiments of a plan in words."""
     singles = [run for run in plan.experiments if run.changes]
-    text = f"{_counted(len(singles), 'run')}, each with one cause changed"
+    text = f"{counted(len(singles), 'run')}, each with one cause changed"
     if any(len(run.changes) > 1 for run in singles):
         text += ", or with what it needs to compose"
     if len(singles) < len(plan.experiments):
@@ -204,7 +205,3 @@ def asked_for(plan: Plan) -> str:
 
 def _say(console: Console, text: str, style: str) -> None:
     print_line(console, Text(text, style=style), 2)
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -389,15 +389,15 @@ _MORE_TASKS = (("data=train69",), ("data=mini69",))
 MECHANISMS = (
     Mechanism(
         "repeated_negative_turns", "near-identical giant turns, pushed down step after step",
-        repeated_turns, (("sentinel=mask",), ("clip=overlong_mask",)),
+        repeated_turns, (("sentinel=mask",), ("clip.overlong=mask",)),
         "right: mean |D| of near-cap turns stays as before the onset; wrong: it grows as here",
-        "clip=overlong_mask or sentinel=mask, and more tasks a step (data=train69)",
+        "clip.overlong=mask or sentinel=mask, and more tasks a step (data=train69)",
     ),
     Mechanism(
         "staleness", "mismatch of stale tokens", staleness,
-        (("rollout.max_staleness=0",), ("rollout.mode=sync",)),
+        (("rollout.lag=0",), ("rollout.max_staleness=0",), ("rollout.mode=sync",)),
         "right: the mismatch falls to that of fresh tokens at once; wrong: it stays",
-        "rollout.max_staleness=0 or 1, or clip=dppo",
+        "rollout.max_staleness=0 or 1 (rollout.lag in rollout.mode=sync), or clip.correction=dppo",
     ),
     Mechanism(
         "engine_numerics", "engine and trainer compute differently", engine,
@@ -420,13 +420,13 @@ MECHANISMS = (
     ),
     Mechanism(
         "length_explosion", "samples grow into their limits", length,
-        (("clip=overlong_penalty",), ("clip=overlong_mask",)),
+        (("clip.overlong=penalty",), ("clip.overlong=mask",)),
         "right: truncated samples stay few; wrong: they grow as here",
-        "clip=overlong_penalty or clip=overlong_mask",
+        "clip.overlong=penalty or clip.overlong=mask",
     ),
     Mechanism(
         "nothing_trained", "nothing is trained, or nothing is measured", silent,
-        (("clip=no_correction",),),
+        (("clip.correction=none",),),
         "right: the steps from there on show a gradient above 0; wrong: still none, and the cause "
         "lies in rewards that never differ or in the optimizer",
         "what the sentence of the evidence names: mask, correction, rewards or the engine's scores",

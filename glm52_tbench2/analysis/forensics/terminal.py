@@ -99,7 +99,7 @@ def _influence(found: Examination) -> dict[int, Apart]:
 
 
 def _families(console: Console, found: Examination) -> None:
-    if found.families:
+    if found.families or found.repeats:
         more = len(found.families) - _FAMILIES
         rest = f", {more} more in --json" if more > 0 else ""
         rest += f", {found.more_families} lesser ones not read" if found.more_families else ""

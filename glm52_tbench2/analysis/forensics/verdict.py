@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from ...config.compose import compose
 from ...config.errors import UserError
 from ...config.paths import command
-from ...config.schema import RunConfig, Sign
+from ...config.schema import EngineDType, RunConfig, Sign
 from ..diff.experiments import spell
 from ..diff.sides import plain_knobs
 from ..sentinel.growth import LEAST_WINDOW
@@ -142,8 +142,9 @@ def _experiment(found: Examination, best: Finding) -> Experiment | None:
 
 def override(config: RunConfig, mechanism: Mechanism, last: int) -> list[str] | None:
     """Overrides that test a mechanism on a run's config in `last` steps, proven by composing them;
-    None where the config does not compose in this checkout, or each of them is in it already.
+    None where the config does not compose in this checkout, or no test leads on from it.
     """
+    coarseness = list(EngineDType).index
     base = spell(plain_knobs(config))
     if base is None:
         return None
@@ -157,6 +158,8 @@ def override(config: RunConfig, mechanism: Mechanism, last: int) -> list[str] | 
         except UserError:
             continue
         if changed.data.suite != config.data.suite:
+            continue
+        if coarseness(changed.engine.dtype) > coarseness(config.engine.dtype):
             continue
         if plain_knobs(changed) != same:
             return words

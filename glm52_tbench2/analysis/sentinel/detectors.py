@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...config.schema import SentinelConfig, Sign
+from ...config.words import counted
 from ..stats import paired_change, sign_test, task_means
 from .growth import growth
 from .history import History, visits_per_task
@@ -180,8 +181,9 @@ def visits(history: History, config: SentinelConfig) -> Finding | None:
     if count < config.visits:
         return None
     return Finding(
-        f"Each of the {len(history.visits)} tasks has been trained {count:.0f} times on average; "
-        "from here on, look at turns near the cap and at held-out reward first.",
+        f"A task has been trained {count:.0f} times, mean over "
+        f"{counted(len(history.visits), 'task')}; from here on, look at turns near the cap and at "
+        "held-out reward first.",
         evidence={"visits": count},
     )
 

@@ -7,6 +7,7 @@ from ...config.errors import UserError
 from ...config.identity import IDENTITY_FILE, load_identity
 from ...config.paths import command
 from ...config.schema import Device, Mode
+from ...config.words import counted
 from ..run_files import RunFiles
 from .compare import Compared, Difference, compare
 from .step_files import Damaged
@@ -97,7 +98,7 @@ def _reruns(run: RunFiles) -> list[Path]:
 def _verdict_on_one(problems: int) -> str:
     if not problems:
         return "Every file is whole."
-    return f"Not whole: {problems} {'problem' if problems == 1 else 'problems'}."
+    return f"Not whole: {counted(problems, 'problem')}."
 
 
 def _told_identities(one: RunFiles, other: RunFiles, tell: Callable[[str], None]) -> bool:
@@ -167,5 +168,8 @@ def _reasons(one: RunFiles, other: RunFiles, same_identity: bool) -> list[str]:
     if found:
         return [f"Such runs cannot be bit-identical ({'; '.join(found)})."]
     if same_identity:
-        return ["One identity in rollout.mode=sync on a CPU must be bit-identical: a fault."]
+        return [
+            "One identity in rollout.mode=sync on one machine's CPU must be bit-identical: a "
+            "fault, unless a time limit ended a command or a sample, or one was lost twice."
+        ]
     return ["Two identities need not give the same."]

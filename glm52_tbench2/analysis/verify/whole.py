@@ -11,6 +11,7 @@ import numpy as np
 from ...config.compose import leaves
 from ...config.errors import UserError
 from ...config.identity import Identity, load_identity
+from ...config.words import counted
 from ..run_files import RunFiles
 from .step_files import TOKEN_COLUMNS, TRAIN_COLUMNS, Damaged, StepFile
 
@@ -256,7 +257,7 @@ def _metrics(found: Findings) -> None:
     lines = path.read_text(errors="replace").splitlines() if path.exists() else []
     cut = sum(not _is_record(line) for line in lines)
     if cut:
-        found.notes.append(f"metrics.jsonl holds {cut} lines that were cut short")
+        found.notes.append(f"metrics.jsonl holds {counted(cut, 'line')} cut short")
     records = {source: len(steps) for source, steps in found.run.metrics.items()}
     found.counted["metrics"] = ", ".join(
         f"{count} of {source}" for source, count in sorted(records.items())

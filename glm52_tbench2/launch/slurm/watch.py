@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ...analysis.run_files import FINISHED_FILE, HEARTBEAT_FILE
-from ...config.compose import load_run_config
+from ...config.compose import recorded_config
 from ...config.errors import UserError
 from ...config.paths import command, resolve, short
 from ..progress import duration
@@ -70,7 +70,7 @@ def _listed(runs_dir: Path) -> Iterator[tuple[Listed, bool]]:
 
 
 def _line(run_dir: Path, job: JobState) -> Listed:
-    config = load_run_config(run_dir)
+    config, _ = recorded_config(run_dir)
     numbers = RunNumbers(run_dir, config.steps)
     reward = numbers.latest("driver", "rollout/reward_mean")
     beat = _heartbeat(run_dir)
@@ -107,7 +107,7 @@ def logs(run_dir: Path, role: str | None, follow: bool) -> int:
 
     Raises UserError where there is no such log.
     """
-    load_run_config(run_dir)  # or it is no run folder
+    recorded_config(run_dir)  # or it is no run folder
     path = _log(run_dir, role)
     with path.open(errors="replace") as file:
         print("".join(file.readlines()[-_TAIL:]), end="")
@@ -132,7 +132,7 @@ def _log(run_dir: Path, role: str | None) -> Path:
 
 def stop(run_dir: Path) -> int:
     """Stops a run, wherever it runs; it can be resumed. Raises UserError when it does not run."""
-    load_run_config(run_dir)
+    recorded_config(run_dir)  # or it is no run folder
     live = [one for one in states(job_ids(run_dir)).values() if one.live]
     for one in live:
         cancel(one.job)

@@ -5,6 +5,7 @@ from itertools import product
 
 import pytest
 
+from glm52_tbench2.analysis.diff.sides import plain_knobs
 from glm52_tbench2.analysis.forensics.evidence import (
     Account,
     Evidence,
@@ -77,11 +78,33 @@ def test_published_divergence(planted: Planted) -> None:
 def test_experiments_compose(experiment: str, mechanism: Mechanism) -> None:
     config = compose([f"experiment={experiment}"])
     words = override(config, mechanism, 30)
-    if words is None:  # its set is the largest of its suite
-        assert experiment == "smoke"
-        assert all(one.startswith("data=") for test in mechanism.tests for one in test)
+    if words is None:  # its set is the largest of its suite, its weights fresh, its engine exact
+        exhausted = ("overfitting", "saturation", "staleness", "engine_numerics")
+        assert experiment == "smoke" and mechanism.name in exhausted
         return
     assert compose(words) != config
+
+
+@pytest.mark.parametrize(
+    ("run", "mechanism", "test"),
+    [
+        ("experiment=job2350", "staleness", "rollout.max_staleness=0"),
+        ("experiment=smoke rollout.lag=2", "staleness", "rollout.lag=0"),
+        ("experiment=smoke rollout.lag=2", "reward_collapse", "rollout.lag=0"),
+        ("experiment=smoke", "reward_collapse", "optim.lr=1.0e-04"),
+        ("experiment=smoke engine.dtype=fp8_rounded", "engine_numerics", "engine.dtype=bfloat16"),
+        ("experiment=smoke engine.dtype=bfloat16", "engine_numerics", "engine.dtype=float32"),
+        ("experiment=smoke clip=icepop", "length_explosion", "clip.overlong=penalty"),
+        ("experiment=smoke clip=dppo", "nothing_trained", "clip.correction=none"),
+    ],
+)
+def test_an_experiment_leads_on_from_its_run(run: str, mechanism: str, test: str) -> None:
+    config = compose(run.split())
+    words = override(config, next(one for one in MECHANISMS if one.name == mechanism), 30)
+    assert words is not None and test in words
+    expected, found = plain_knobs(config), plain_knobs(compose(words))
+    changed = {name for name in expected if expected[name] != found[name]} - {"name", "steps"}
+    assert changed == {test.partition("=")[0]}
 
 
 def test_an_experiment_changes_more_than_the_name() -> None:

@@ -197,7 +197,7 @@ def test_what_a_kill_leaves_behind_is_no_damage(copy: Path) -> None:
     assert code == 0, text
     assert "checkpoints/step_000003 was not finished" in text
     assert ".step_000003.parquet.7.tmp is left over" in text
-    assert "1 lines that were cut short" in text
+    assert "1 line cut short" in text
 
 
 def test_the_last_step_of_a_stopped_run_may_lack_its_metrics(copy: Path) -> None:
