@@ -89,7 +89,8 @@ def weights(arguments: list[str]) -> int:
             "overrides",
             nargs="*",
             metavar="KNOB=VALUE",
-            help="which model, as model=glm47_flash, and where its other files are, model.path",
+            help="a run of that model, as experiment=smoke model=glm47_flash; its other files "
+            "lie in model.path",
         )
         if verb == "export":
             one.add_argument("--fp8", action="store_true", help="in blocks of 128, as engines take")

@@ -116,6 +116,8 @@ CLASSES: dict[str, Judgement] = {
     "cluster.driver_node": _COSMETIC,
     "cluster.fabric": _COSMETIC,
     "cluster.slurm": _COSMETIC,
+    "cluster.slurm.container_image": _TRAINING,
+    "cluster.slurm.setup": _TRAINING,
     "cluster.deadlines": _COSMETIC,
     "cluster.max_restarts": _COSMETIC,
     "cluster.hardware": _COSMETIC,

@@ -8,7 +8,8 @@ from .errors import UserError
 
 
 def fabric_address(prefix: str) -> tuple[str, str]:
-    """(address, interface) of this machine on the fabric, as ("127.0.0.1", "lo").
+    """(address, interface) of this machine on the fabric, as ("127.0.0.1", "lo"); the address that
+    is `prefix`, or else the first that starts with it.
 
     Raises UserError when no address starts with `prefix`.
     """
@@ -18,7 +19,7 @@ def fabric_address(prefix: str) -> tuple[str, str]:
         for address in addresses
         if address.family == socket.AF_INET
     ]
-    for address, interface in found:
+    for address, interface in sorted(found, key=lambda one: one[0] != prefix):
         if address.startswith(prefix):
             return address, interface
     raise UserError(

@@ -1,5 +1,6 @@
 """Writes that are whole or absent, also after kill -9."""
 
+import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,13 +43,14 @@ def atomic_write_bytes(path: Path, data: bytes) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Appends a line to `path` in a single write, so that those of several processes never mix.
+    """Appends a line to `path` under a lock, so that several processes and nodes never mix.
 
     Raises OSError when the disk has no room for all of it.
     """
     data = f"{line}\n".encode()
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     try:
+        fcntl.flock(fd, fcntl.LOCK_EX)  # NFS has no O_APPEND; under a lock it knows the true size
         size = os.fstat(fd).st_size
         if size and os.pread(fd, 1, size - 1) != b"\n":  # a kill cut the last line short
             data = b"\n" + data

@@ -23,8 +23,10 @@ def file_hash(path: str | Path) -> str:
 
 @fact
 def folder_hash(folder: Path) -> str:
-    """sha256 over the files right in `folder`, as :func:`hash_files`. Raises OSError."""
-    return hash_files(entries(folder, deep=False))
+    """sha256 over the files right in `folder`, as :func:`hash_files`, links followed. Raises
+    OSError."""
+    files = entries(folder, deep=False)
+    return hash_files((name, os.path.realpath(path)) for name, path in files)
 
 
 @fact

@@ -47,10 +47,14 @@ EXCLUDED = (
 """Knobs, and what holds knobs, that say where things lie or how they are logged or queued, and
 decide no result."""
 
+DECIDING = ("cluster.slurm.container_image", "cluster.slurm.setup")
+"""Knobs below these that decide results all the same: libraries and variables of the roles."""
+
 
 def decides(knob: str) -> bool:
     """Whether a knob is part of a run's identity."""
-    return not f"{knob}.".startswith(tuple(f"{excluded}." for excluded in EXCLUDED))
+    below = tuple(f"{excluded}." for excluded in EXCLUDED)
+    return knob in DECIDING or not f"{knob}.".startswith(below)
 
 
 PACKAGES = ("torch", "megatron-core", "sglang", "transformers", "tokenizers", "openenv", "numpy")

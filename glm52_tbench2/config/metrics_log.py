@@ -34,7 +34,7 @@ class Record:
 def append(run_dir: Path, step: int, source: str, metrics: Mapping[str, float]) -> None:
     """Appends one record: its step, source, time, metrics and those definitions that are not 1.
 
-    A single O_APPEND write, so that records of several processes never interleave.
+    Under a lock, so that records of several processes and nodes never interleave.
     After a resume a (step, source) may be there twice: the last one counts.
     """
     record = {"step": step, "source": source, "time": time.time(), "metrics": dict(metrics)}

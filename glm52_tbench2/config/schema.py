@@ -25,6 +25,8 @@ class DType(Enum):
 
 
 class EngineDType(StrEnum):
+    """The finest first."""
+
     float32 = "float32"
     bfloat16 = "bfloat16"
     fp8 = "fp8"
@@ -249,7 +251,7 @@ class RolloutConfig:
     samples_per_prompt: int = MISSING
     """Episodes of one group."""
     groups_per_draw: int = MISSING
-    """Groups in a row that a drawn task gets; prompts_per_step: a step trains one task."""
+    """Groups in a row that a drawn task gets; prompts_per_step in sync: a step trains one task."""
     temperature: float = MISSING
     """Sampling temperature; log-probs are taken at the same temperature."""
     max_turn_tokens: int = MISSING
@@ -427,11 +429,11 @@ class SandboxConfig:
     verifier_timeout_s: float | None = MISSING
     """Longest verification, seconds; null: the task's own limit."""
     memory_mb: int | None = MISSING
-    """Memory of one sandbox, MiB; null: the task's own limit."""
+    """Memory of one sandbox (local: of each process), MiB; null: the task's own limit."""
     disk_mb: int | None = MISSING
     """Writable disk of one sandbox, MiB; null: the task's own limit. docker keeps neither."""
     max_processes: int = MISSING
-    """Processes alive in one sandbox."""
+    """Processes alive in one sandbox; daytona does not limit them."""
     output_bytes: int = MISSING
     """A command's output is cut to this many bytes before it leaves the sandbox."""
 

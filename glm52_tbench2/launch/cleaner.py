@@ -1,6 +1,7 @@
 """Sees to it that nothing of a supervisor's roles outlives it."""
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
@@ -9,6 +10,8 @@ from .roles import RoleProcess
 
 GUARD_S = guard.GIVE_UP_S + 5
 """Time a guard gets to kill its role, seconds."""
+
+_POLL_S = 0.02
 
 
 class Cleaner:
@@ -40,10 +43,15 @@ class Cleaner:
                 role.wait(GUARD_S)
 
     def sweep(self) -> None:
-        """Kills what outlived its guard."""
+        """Kills what outlived its guard, but what hangs in the kernel: no signal reaches that."""
         known = self._foreign | {role.pid for role in self._roles if role.pid is not None}
+        give_up = time.monotonic() + guard.GIVE_UP_S
         while strays := set(guard.children_by_parent().get(os.getpid(), [])) - known:
             guard.kill_trees(list(strays))
             for pid in strays:
                 with suppress(ChildProcessError):
-                    os.waitpid(pid, 0)
+                    os.waitpid(pid, os.WNOHANG)
+            if time.monotonic() > give_up:
+                self._foreign |= strays
+                return
+            time.sleep(_POLL_S)

@@ -15,7 +15,7 @@ from .sweep_plan import Draft
 
 
 def run(config: RunConfig) -> str:
-    """The batch script that a run would be queued with, and each node's roles.
+    """Each node's roles, and the batch script that a run would be queued with under Slurm.
 
     Raises UserError for a name that cannot be a folder's.
     """
@@ -23,6 +23,8 @@ def run(config: RunConfig) -> str:
         raise UserError(found[0])
     preflight.tell([config])
     folder = resolve(config.runs_dir) / config.name / "slurm"
+    if config.cluster.scheduler is Scheduler.local:
+        return f"# It runs on this machine.\n{_roles({1: config})}"
     return script(config, folder) + _roles({1: config})
 
 

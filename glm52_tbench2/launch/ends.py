@@ -34,8 +34,8 @@ def sentence(lines: Sequence[str]) -> str:
 
 
 def disk_full(run_dir: Path, lines: Sequence[str]) -> bool:
-    """Whether a role's last lines, or the disk itself, say that the run folder's disk is full."""
-    if any(_FULL_DISK.search(line) for line in lines):
+    """Whether what a role said last, or the disk itself, says that the run's disk is full."""
+    if _FULL_DISK.search(sentence(lines)):
         return True
     return shutil.disk_usage(run_dir).free < _FULL_DISK_BYTES
 

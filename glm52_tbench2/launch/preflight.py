@@ -97,7 +97,7 @@ def name_problems(config: RunConfig) -> list[str]:
         return []
     return [
         f"name is '{config.name}', which cannot be a folder's name; "
-        "write letters, digits and any of _ . + = , -"
+        "write letters, digits and any of _ . + = , - with none of . and - in front"
     ]
 
 

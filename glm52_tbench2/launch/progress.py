@@ -46,9 +46,6 @@ class Silent:
     def event(self, text: str) -> None:
         """Nothing."""
 
-    def line(self, role: str, text: str) -> None:
-        """Nothing."""
-
     def tick(self, roles: Sequence[RoleProcess]) -> None:
         """Nothing."""
 
@@ -65,10 +62,6 @@ class PlainProgress:
     def event(self, text: str) -> None:
         """Prints it."""
         self._print(text)
-
-    def line(self, role: str, text: str) -> None:
-        """Prints a role's line behind its name."""
-        self._print(f"[{role}] {text}")
 
     def tick(self, roles: Sequence[RoleProcess]) -> None:
         """Prints what is new."""
@@ -119,10 +112,6 @@ class LiveProgress:
     def event(self, text: str) -> None:
         """Keeps the last few below the numbers; all are in logs/supervisor.log."""
         self._events = [*self._events, f"{time.strftime('%H:%M')}  {text}"][-_EVENTS_SHOWN:]
-
-    def line(self, role: str, text: str) -> None:
-        """Prints a role's line above the view."""
-        self._live.console.print(Text.assemble((f"{role:<{_LABEL_WIDTH}}", "cyan"), text))
 
     def tick(self, roles: Sequence[RoleProcess]) -> None:
         """Draws, unless that was done just now: drawing is most of what a supervisor costs."""

@@ -13,7 +13,7 @@ from .run_folder import identity_now
 from .train import train
 
 
-def rerun(run_dir: Path, allow: bool, follow: bool = False) -> int:
+def rerun(run_dir: Path, allow: bool) -> int:
     """Runs RUN/config.yaml from this checkout in a new folder; returns as :func:`train`.
 
     `allow`: also when it is not the same run any more; the differences are then kept with the new
@@ -34,7 +34,7 @@ def rerun(run_dir: Path, allow: bool, follow: bool = False) -> int:
     origin: dict[str, Any] = {"rerun_of": run_dir.name}
     if differences:
         origin["differences"] = differences
-    return train(config, follow, origin)
+    return train(config, origin)
 
 
 def _went_on(entry: dict[str, Any]) -> str:

@@ -117,7 +117,6 @@ class RoleProcess:
         self._port = spec.port
         self._meet: Signals | None = None
         self._log_start = 0
-        self._echoed = 0
         self._lifeline: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -182,7 +181,7 @@ class RoleProcess:
                 stamp = time.strftime("%Y-%m-%d %H:%M:%S")
                 log.write(f"--- {stamp} {self.spec.name} starts ---\n".encode())
                 log.flush()
-                self._log_start = self._echoed = log.tell()
+                self._log_start = log.tell()
                 self._process = subprocess.Popen(
                     [
                         *(sys.executable, "-I", "-S", guard.__file__, str(GRACE_S)),
@@ -261,15 +260,6 @@ class RoleProcess:
         except OSError:
             return []
         return [line.rstrip() for line in lines if line.strip()][-count:]
-
-    def new_lines(self) -> list[str]:
-        """Whole lines written since the last call."""
-        with self.log.open("rb") as log:
-            log.seek(self._echoed)
-            text = log.read(1024 * 1024)
-        whole = text[: text.rfind(b"\n") + 1]
-        self._echoed += len(whole)
-        return whole.decode(errors="replace").splitlines()
 
 
 def _filled(text: str, known: Mapping[str, str]) -> str:

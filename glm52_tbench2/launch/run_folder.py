@@ -155,6 +155,11 @@ def _try_lock(fd: int) -> bool:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        raise UserError(
+            f"The disk of run folders keeps no locks ({error.strerror}), by which a run is started "
+            "once alone; mount it with flock, or write another runs_dir."
+        ) from error
     return True
 
 

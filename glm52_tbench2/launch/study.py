@@ -58,6 +58,8 @@ def take_recorded(study_dir: Path, quick: bool) -> None:
 
 
 def _make(study_dir: Path, plan: Plan) -> None:
+    if study_dir.exists() and not (study_dir / SWEEP_FILE).exists():
+        raise UserError(f"{short(study_dir)} is there, and is no study; name another folder.")
     if not (study_dir / SWEEP_FILE).exists():
         _create(study_dir, plan)
     if not (study_dir / PLAN_FILE).exists():

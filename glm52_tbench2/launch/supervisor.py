@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from ..analysis.run_files import FINISHED_FILE
+from ..config.checkout import sources
 from ..config.errors import UserError
 from ..config.files import atomic_write_bytes
+from ..config.fingerprints import joined
 from ..config.signals import Signals, SignalsLost
 from ..trainer.main import RESTART_ME
 from .cleaner import GUARD_S, Cleaner
@@ -43,9 +45,6 @@ class Watcher(Protocol):
 
     def tick(self, roles: Sequence[RoleProcess]) -> None:
         """Called about once a second with where every role stands."""
-
-    def line(self, role: str, text: str) -> None:
-        """A line of a role's log, when lines are followed."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,6 @@ class Supervisor:
         host: str = "127.0.0.1",
         peers: Peers | None = None,
         lock_fd: int | None = None,
-        follow: bool = False,
         warning_s: float = 60.0,
         refused: str = "",
     ) -> None:
@@ -102,7 +100,6 @@ class Supervisor:
         Args:
             host: this node's fabric address.
             peers: the job's other supervisors; None: there are none.
-            follow: hand log lines to the watcher.
             warning_s: time left after SIGUSR2 to write a checkpoint and stop, seconds.
             refused: why the roles cannot start on this node, which ends the job; "": they can.
         """
@@ -112,8 +109,9 @@ class Supervisor:
         self._elsewhere = [spec for spec in specs if spec.node != node]
         self._run_dir, self._watcher, self._host = run_dir, watcher, host
         self._warning_s, self._refused = warning_s, refused
-        self._max_restarts, self._follow = max_restarts, follow
+        self._max_restarts = max_restarts
         self._job_restarts = 0
+        self._code = joined(sources())
         self._phase = "starting"
         self._servers_ready_at: float | None = None
         self._heart, self._cleaner = Heart(run_dir, self._peers), Cleaner(self.roles)
@@ -283,9 +281,6 @@ class Supervisor:
 
     def _tick(self) -> None:
         for role in self.roles:
-            if self._follow:
-                for line in role.new_lines():
-                    self._watcher.line(role.spec.name, line)
             if not role.alive or self._joined(role):
                 continue
             if (code := role.poll()) is not None:
@@ -384,6 +379,8 @@ class Supervisor:
             raise UserError(sentence(lines) or f"{name} {what} and said nothing.")
         elif disk_full(self._run_dir, lines) or not (role.was_ready or code == RESTART_ME):
             self._fail(role, what, lines)
+        elif joined(sources()) != self._code:
+            self._fail(role, f"{what} and is not restarted, since the code was changed", lines)
         elif policy is Policy.core:
             raise _JobRestart(f"{name} {what}", self._told(role, what, lines))
         elif role.restarts >= self._max_restarts:

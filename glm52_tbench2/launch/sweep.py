@@ -22,6 +22,7 @@ from ..config.identity import load_identity
 from ..config.once import looked_up_once
 from ..config.paths import command, short
 from ..config.schema import RunConfig, Scheduler
+from ..config.words import counted
 from . import preflight
 from .progress import duration
 from .run_folder import differing, identity_now, lock
@@ -249,8 +250,8 @@ def _finish(sweep: SweepFiles, reader: Reader, console: Console) -> None:
         print(f"  {point.name}: {reason}{where}", file=sys.stderr)
     if unfinished:
         print(
-            f"{unfinished} of {len(sweep.points)} points are not finished; what is done is kept. "
-            f"Go on with: {command('sweep', 'resume', sweep.path)}",
+            f"Not finished: {unfinished} of {counted(len(sweep.points), 'point')}; what is done is "
+            f"kept. Go on with: {command('sweep', 'resume', sweep.path)}",
             file=sys.stderr,
         )
 

@@ -22,14 +22,12 @@ from .slurm import train as slurm
 from .supervisor import USER_ERROR, Ended, Supervisor
 
 
-def train(config: RunConfig, follow: bool = False, origin: dict[str, Any] | None = None) -> int:
+def train(config: RunConfig, origin: dict[str, Any] | None = None) -> int:
     """Runs a new run to its end, or queues it where the scheduler is Slurm; the exit code.
 
     0 finished (or queued), 1 failed, 128 + N stopped by signal N.
 
-    Args:
-        follow: also print the roles' logs.
-        origin: what the run is made from, see :class:`glm52_tbench2.config.identity.Made`.
+    `origin`: what the run is made from, see :class:`glm52_tbench2.config.identity.Made`.
 
     Raises UserError, before anything is made or started, with all that stands in the way.
     """
@@ -37,7 +35,7 @@ def train(config: RunConfig, follow: bool = False, origin: dict[str, Any] | None
     if config.cluster.scheduler is Scheduler.slurm:
         return slurm.train(config, origin)
     preflight.check(config)
-    return _new(config, origin, follow)
+    return _new(config, origin)
 
 
 def evaluated(config: RunConfig, origin: dict[str, Any]) -> int:
@@ -47,10 +45,10 @@ def evaluated(config: RunConfig, origin: dict[str, Any]) -> int:
     """
     preflight.check(config)
     evaluate.check_room(config)
-    return _new(config, origin, follow=False)
+    return _new(config, origin)
 
 
-def resume(run_dir: Path, allow: bool, follow: bool = False) -> int:
+def resume(run_dir: Path, allow: bool) -> int:
     """Runs a stopped run on, from its last complete checkpoint; returns as :func:`train`.
 
     `allow`: also when it would go on under another identity, which is then recorded.
@@ -58,10 +56,10 @@ def resume(run_dir: Path, allow: bool, follow: bool = False) -> int:
     run_dir = run_dir.resolve()
     if load_run_config(run_dir).cluster.scheduler is Scheduler.slurm:
         return slurm.resume(run_dir, allow)
-    return _end(run_dir, go_on(run_dir, allow, follow))
+    return _end(run_dir, go_on(run_dir, allow))
 
 
-def go_on(run_dir: Path, allow: bool, follow: bool = False) -> Ended:
+def go_on(run_dir: Path, allow: bool) -> Ended:
     """Runs a run that is not finished, from its last complete checkpoint or its start, to its end.
 
     Raises UserError, before anything is started, as :func:`train` does.
@@ -76,10 +74,10 @@ def go_on(run_dir: Path, allow: bool, follow: bool = False) -> Ended:
         again = "goes on from its start" if config.trains else "goes on with the samples it has"
         how = again if begun else "starts"
         greeting = f"{short(run_dir)} {how if step is None else f'goes on after step {step}'}."
-        return _supervise(run_dir, config, lock_fd, follow, greeting)
+        return _supervise(run_dir, config, lock_fd, greeting)
 
 
-def _new(config: RunConfig, origin: dict[str, Any] | None, follow: bool) -> int:
+def _new(config: RunConfig, origin: dict[str, Any] | None) -> int:
     config, origin = evaluate.with_endpoint(config, origin)
     run_dir = create(config, origin)
     greeting = f"Run folder: {short(run_dir)}"
@@ -87,12 +85,10 @@ def _new(config: RunConfig, origin: dict[str, Any] | None, follow: bool) -> int:
         compared = command("verify", run_dir.parent / first, run_dir)
         greeting += f"\nOnce it has finished, compare the two: {compared}"
     with lock(run_dir) as lock_fd:
-        return _end(run_dir, _supervise(run_dir, config, lock_fd, follow, greeting))
+        return _end(run_dir, _supervise(run_dir, config, lock_fd, greeting))
 
 
-def _supervise(
-    run_dir: Path, config: RunConfig, lock_fd: int, follow: bool, greeting: str
-) -> Ended:
+def _supervise(run_dir: Path, config: RunConfig, lock_fd: int, greeting: str) -> Ended:
     console = Console()
     host, _ = fabric_address(config.cluster.fabric)
     console.print(greeting, markup=False, highlight=False, soft_wrap=True)
@@ -104,7 +100,6 @@ def _supervise(
             max_restarts=config.cluster.max_restarts,
             host=host,
             lock_fd=lock_fd,
-            follow=follow,
         ).run()
 
 

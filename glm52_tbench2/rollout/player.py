@@ -79,8 +79,8 @@ class Player:
         self.stats: dict[str, Counter[str]] = {"generate": Counter(), "eval": Counter()}
         """Phase -> ``replaced/REASON``: samples; ``wasted/REASON``, ``wasted_tokens``: tokens."""
         self._busy_s, self._busy_since = 0.0, perf_counter()
-        self._ended: deque[tuple[float, int]] = deque([(perf_counter(), 0)])
-        """When samples to train on ended, and their tokens."""
+        self._ended: deque[tuple[float, int]] = deque()
+        """When samples to train on ended, and their tokens; first, when one began."""
 
     async def obtain(
         self, wanted: Wanted, limits: Limits, lost: Callable[[Sample], None] | None = None
@@ -89,6 +89,8 @@ class Player:
 
         `lost` is told of each one without.
         """
+        if wanted.phase == "generate" and not self._ended:
+            self._ended.append((perf_counter(), 0))
         for attempt in range(MAX_ATTEMPTS):
             if attempt:
                 await asyncio.sleep(2 ** (attempt - 1))
@@ -96,7 +98,8 @@ class Player:
             if wanted.phase == self.progress.phase:
                 self.progress.generated_tokens += sample.num_generated
             if wanted.phase == "generate":
-                self._ended.append((perf_counter(), sample.num_generated))
+                tokens = sample.num_generated + sample.discarded_tokens
+                self._ended.append((perf_counter(), tokens))
             if sample.discarded_tokens:
                 self.waste(wanted.phase, sample.end_reason, sample.discarded_tokens)
             if has_verdict(sample.end_reason):
@@ -132,6 +135,8 @@ class Player:
 
     def tokens_per_s(self, least_s: float) -> float:
         """Tokens of samples to train on that ended in the last `least_s` seconds, a second."""
+        if not self._ended:
+            return 0.0
         now = perf_counter()
         while len(self._ended) > 1 and now - self._ended[1][0] > least_s:
             self._ended.popleft()

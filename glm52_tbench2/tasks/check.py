@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ..config.errors import UserError
+from ..config.words import counted
 from .suite import Task, asked
 
 _KEPT_CHARS = 4000
@@ -176,7 +177,7 @@ def report(results: list[Result]) -> int:
     tasks = {result.task for result in results}
     unsound = {result.task for result in failures}
     print(
-        f"{len(tasks)} tasks, {len(results)} attempts: "
-        + (f"{len(unsound)} tasks are unsound." if unsound else "all score what they must.")
+        f"{counted(len(tasks), 'task')}, {counted(len(results), 'attempt')}: "
+        + (f"{counted(len(unsound), 'task')} unsound." if unsound else "all score what they must.")
     )
     return 1 if failures else 0

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from glm52_tbench2.config.fingerprints import entries, hash_files
+from glm52_tbench2.config.fingerprints import entries, folder_hash, hash_files
 
 
 def hashed(folder: Path) -> str:
@@ -18,6 +18,15 @@ def test_a_fine_tune_of_the_same_names_and_sizes_is_another(tmp_path: Path, mega
     before = hashed(tmp_path)
     path.write_bytes(b"\1" * megabytes * 2**20)
     assert hashed(tmp_path) != before
+
+
+def test_weights_behind_a_link_are_known_by_their_contents(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "blob").write_bytes(b"one")
+    (tmp_path / "model" / "model.safetensors").symlink_to("../blob")
+    before = folder_hash(tmp_path / "model")
+    (tmp_path / "blob").write_bytes(b"two")
+    assert folder_hash(tmp_path / "model") != before
 
 
 def test_one_byte_of_a_small_file_is_noticed(tmp_path: Path) -> None:

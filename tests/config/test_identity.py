@@ -51,7 +51,10 @@ def test_equal_facts_give_an_equal_hash(smoke: Identity) -> None:
     assert smoke.differences(other) == []
 
 
-@pytest.mark.parametrize("override", ["seed=2", "clip.eps_low=0.1", "optim.lr=1e-4"])
+@pytest.mark.parametrize(
+    "override",
+    ["seed=2", "clip.eps_low=0.1", "optim.lr=1e-4", "cluster.slurm.container_image=a.sqsh"],
+)
 def test_a_knob_that_decides_changes_the_hash_and_is_named(override: str, smoke: Identity) -> None:
     other = identify(compose(["experiment=smoke", override]), SETS)
     assert other.hash != smoke.hash

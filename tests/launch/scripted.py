@@ -89,7 +89,6 @@ class Recorder:
 
     def __init__(self) -> None:
         self.events: list[str] = []
-        self.lines: list[str] = []
         self.all_ready = False
 
     def event(self, text: str) -> None:
@@ -98,9 +97,6 @@ class Recorder:
     def tick(self, roles: Sequence[RoleProcess]) -> None:
         states = {role.state for role in roles}
         self.all_ready |= states <= {State.ready, State.finished}
-
-    def line(self, role: str, text: str) -> None:
-        self.lines.append(f"{role}: {text}")
 
 
 class Printer(Recorder):

@@ -215,7 +215,7 @@ def test_an_interrupt_stops_the_sweep_and_resume_runs_only_what_is_missing(
     assert sweep(INTERRUPTS.format(mark="seed=2"), "seed=1,2,3") == 130
     sweep_dir = the_sweep(runs_dir)
     told = capsys.readouterr().err
-    assert "2 of 3 points are not finished" in told
+    assert "Not finished: 2 of 3 points" in told
     assert f"Go on with: glm52 sweep resume {sweep_dir}" in told
     assert [r["status"] for r in rows(sweep_dir).values()][:3] == ["finished", "stopped", "waiting"]
     assert [starts(run) for run in run_folders(sweep_dir)] == [1, 1, 0]

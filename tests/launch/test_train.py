@@ -120,12 +120,6 @@ def test_what_is_allowed_is_not_recorded_of_a_run_that_cannot_go_on(
     assert load_identity(run_dir) == before
 
 
-def test_role_logs_are_shown_when_followed(smoke, roles, capsys):
-    roles("import time; print('loss 0.5', flush=True); time.sleep(2)")
-    train(smoke, follow=True)
-    assert "[trainer] loss 0.5" in capsys.readouterr().out
-
-
 def test_slurm_that_does_not_answer_for_a_moment_costs_a_followed_run_nothing(
     smoke, monkeypatch, capsys
 ):

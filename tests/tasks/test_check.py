@@ -64,7 +64,7 @@ def test_each_unsound_attempt_is_told(
         f"{tasks[2].id}: wrong must score 0, but: no reward.txt",
     ]
     assert report(results) == 1
-    assert capsys.readouterr().out == "3 tasks, 9 attempts: 3 tasks are unsound.\n"
+    assert capsys.readouterr().out == "3 tasks, 9 attempts: 3 tasks unsound.\n"
 
 
 def test_a_runner_that_raises_fails_that_attempt_alone(tasks: list[Task]) -> None:

@@ -15,6 +15,7 @@ from ...config.errors import UserError
 from ...config.once import looked_up_once
 from ...config.paths import command, short
 from ...config.schema import RunConfig
+from ...config.words import counted
 from .. import preflight
 from ..progress import shown
 from ..run_folder import create, last_checkpoint, open_for_resume
@@ -76,7 +77,7 @@ def queue_sweep(sweep_dir: Path, points: Mapping[Path, RunConfig], allow: bool =
             raise UserError(f"{error}{before} Queue what is missing with: {rest}") from error
         ids.append(jobs[0].partition("_")[0])  # Slurm takes an array's id for all of its points
     print(
-        f"Queued {len(points)} points as job{'s' * (len(ids) > 1)} {', '.join(ids)}: "
+        f"Queued {counted(len(points), 'point')} as job{'s' * (len(ids) > 1)} {', '.join(ids)}: "
         f"{short(sweep_dir)}\n"
         f"  see     {command('jobs')}\n"
         f"  table   {command('sweep', 'table', sweep_dir)}\n"
