@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +21,8 @@ from glm52_tbench2.analysis.study.compare import (
     judge,
     losses,
     matters_most,
+    notes,
     onsets,
-    other_code,
 )
 from glm52_tbench2.analysis.study.measures import Measures, kept, measure, measured
 from glm52_tbench2.analysis.study.page import render, write_page
@@ -203,13 +203,18 @@ def test_a_peak_tells_how_many_turns_it_rests_on() -> None:
     assert first.verdict == "higher" and many.verdict == "lower"
 
 
-def test_pairs_of_other_code_are_counted() -> None:
+def test_pairs_of_other_code_and_those_that_nothing_tells_apart_are_counted() -> None:
     study, found = plan(lag0=["rollout.lag=0"]), runs(base=0.2, lag0=0.1)
-    assert other_code(study, found, "steps") == {}
+    for seed in SEEDS:
+        found["lag0"][seed].reward[3] += 0.1
+    assert notes(study, found, "steps") == {}
     found["lag0"][2].identity = {"code": "other"}
     found["lag0"][4].identity = {"packages": {"torch": "0.1"}}
     del found["lag0"][5]
-    assert other_code(study, found, "steps") == {"lag0": "2 of 4 pairs of other code"}
+    assert notes(study, found, "steps") == {"lag0": ["2 of 4 pairs of other code"]}
+    found["lag0"][2] = replace(found["base"][2], identity=found["lag0"][2].identity)
+    alike = "in 1 of 4 pairs the base's run, step for step"
+    assert notes(study, found, "steps")["lag0"][1:] == [alike]
 
 
 # --- from files ----------------------------------------------------------------------------------

@@ -498,4 +498,4 @@ def test_a_stop_is_prompt(run, tmp_path):
     with trainer(run_dir) as (signals, processes):
         until(lambda: signals.get("weights/version"), processes[0])
         processes[0].terminate()
-        assert processes[0].wait(5) == -signal.SIGTERM
+        assert processes[0].wait(30) == -signal.SIGTERM

@@ -6,6 +6,7 @@ arms from the first run on, so that no verdict is lost to a later arm.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -164,15 +165,23 @@ def compared(
     return None if upto is None else (run, base, upto)
 
 
-def other_code(plan: Plan, runs: Runs, clock: str) -> dict[str, str]:
-    """Arm -> how many of its pairs were made by two versions of code or packages, as text, where
-    any were."""
-    found = {}
-    for arm in plan.arms:
+def notes(plan: Plan, runs: Runs, clock: str) -> dict[str, list[str]]:
+    """Arm -> what a reader of its effects must know: pairs made by two versions of code or
+    packages, and pairs in which the arm's knob never acted."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for arm in [name for name in plan.arms if name != BASE]:
         pairs = [one for seed in plan.seeds if (one := compared(plan, runs, clock, arm, seed))]
         if other := sum(_made_by(run) != _made_by(base) for run, base, _ in pairs):
-            found[arm] = f"{other} of {len(pairs)} pairs of other code"
+            found[arm].append(f"{other} of {len(pairs)} pairs of other code")
+        if alike := sum(_trained_alike(*pair) for pair in pairs):
+            found[arm].append(f"in {alike} of {len(pairs)} pairs the base's run, step for step")
     return found
+
+
+def _trained_alike(run: Measures, base: Measures, upto: int) -> bool:
+    return all(
+        getattr(run, series)[:upto] == getattr(base, series)[:upto] for series in ("kl", "reward")
+    )
 
 
 def _made_by(run: Measures) -> tuple[object, object]:

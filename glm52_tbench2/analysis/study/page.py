@@ -33,8 +33,8 @@ from .compare import (
     judge,
     losses,
     matters_most,
+    notes,
     onsets,
-    other_code,
     reached,
 )
 from .measures import PROBABILITIES, VISITS, Measures, kept, measured
@@ -117,7 +117,7 @@ def render(study_dir: Path) -> str:
         peak_turns=_each(plan, of_arm, _peak_turns),
         sensitivity={clock: effects(plan, runs, clock, SENSITIVITY) for clock in CLOCKS},
         least_turns=LEAST_TURNS,
-        other_code={clock: other_code(plan, runs, clock) for clock in CLOCKS},
+        notes={clock: notes(plan, runs, clock) for clock in CLOCKS},
         lost_told=_lost(plan, runs),
         bursts=ONSET,
         same=SAME,
