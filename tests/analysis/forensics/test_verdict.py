@@ -94,7 +94,7 @@ def test_experiments_compose(experiment: str, mechanism: Mechanism) -> None:
         ("experiment=smoke", "reward_collapse", "optim.lr=1.0e-04"),
         ("experiment=smoke engine.dtype=fp8_rounded", "engine_numerics", "engine.dtype=bfloat16"),
         ("experiment=smoke engine.dtype=bfloat16", "engine_numerics", "engine.dtype=float32"),
-        ("experiment=smoke clip=icepop", "length_explosion", "clip.overlong=penalty"),
+        ("experiment=smoke clip=icepop", "length_explosion", "clip.overlong=mask"),
         ("experiment=smoke clip=dppo", "nothing_trained", "clip.correction=none"),
     ],
 )
