@@ -18,6 +18,7 @@ from glm52_tbench2.analysis.run_files import RunFiles
 from glm52_tbench2.analysis.sentinel.facts import GiantTurn
 from glm52_tbench2.analysis.sentinel.history import Family
 from glm52_tbench2.analysis.sentinel.sketch import Sketch
+from glm52_tbench2.config.paths import command
 from glm52_tbench2.rollout.batch import SCHEMA
 
 from .pages import driven, opened, page_of, section, trained
@@ -71,7 +72,7 @@ def test_two_runs_are_shown_side_by_side(finished_run: Path, tmp_path: Path) -> 
     page = write_report(finished_run, beside=other)
     script = f"{opened(0)} {{ {opened(1)} return view.dataset.sample; }}"
     assert json.loads(driven(page, script, tmp_path))
-    assert f"glm52 diff {finished_run.name} other" in page.read_text()
+    assert f"<code>{command('diff', finished_run, other)}</code>" in page.read_text()
 
 
 def test_two_runs_share_a_chart_but_for_a_metric_they_define_otherwise(
