@@ -67,10 +67,10 @@ def test_a_run_that_goes_on_does_not_tell_its_past_again(tmp_path):
     assert console.file.getvalue() == ""
 
 
-def test_brackets_in_what_a_role_says_are_printed_as_they_are(plain):
+def test_brackets_in_what_happened_are_printed_as_they_are(plain):
     progress, out = plain
-    progress.line("engine-0", "[bold]loading[/nonsense]")
-    assert out.getvalue() == "[engine-0] [bold]loading[/nonsense]\n"
+    progress.event("engine-0 said [bold]loading[/nonsense]")
+    assert out.getvalue() == "engine-0 said [bold]loading[/nonsense]\n"
 
 
 def test_a_half_written_record_is_read_when_it_is_whole(tmp_path):
