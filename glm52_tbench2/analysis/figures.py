@@ -195,7 +195,7 @@ def _curves(run: RunFiles, facts: Facts, metric: Callable[[str], Points]) -> lis
         ),
         _Curves(
             "Groups without signal",
-            "Share of groups whose samples all have the same reward, and so no gradient.",
+            "Share of groups whose samples have one reward, penalty included, and so no gradient.",
             [Series("groups without signal", metric("rollout/zero_signal_share"), 1)],
             limits=(0.0, None),
         ),

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from ..config.compose import to_yaml
 from ..config.errors import UserError
 from ..config.files import atomic_write_bytes
-from ..config.paths import command, resolve
+from ..config.paths import command, resolve, short
 from ..config.schema import Advantage
 from ..config.words import counted
 from .charts import Layer, heat_table, numbers
@@ -83,11 +83,16 @@ def write_report(
         beside: another run, whose curves, maps and conversations are shown beside this one's.
         steps: whose conversations come first where the page cannot take all.
 
-    Raises UserError if either is not a run folder, or the page cannot be written.
+    Raises UserError if either is not a run folder or none of `steps` is there, or the page cannot
+    be written.
     """
     path = Path(run_dir) / REPORT_FILE
-    other = None if beside is None else RunFiles.open(beside)
-    page = render(RunFiles.open(run_dir), other, steps).encode()
+    run, other = RunFiles.open(run_dir), None if beside is None else RunFiles.open(beside)
+    have = sorted({step for one in (run, other) if one for step in one.steps("rollouts")})
+    if steps is not None and not any(step in steps for step in have):
+        told = f"; it has {have[0]} to {have[-1]}" if have else ""
+        raise UserError(f"{short(run.path)} has none of these steps{told}.")
+    page = render(run, other, steps).encode()
     try:
         atomic_write_bytes(path, page)
     except OSError as error:

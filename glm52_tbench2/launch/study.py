@@ -12,6 +12,7 @@ from ..config.compose import compose_unchecked
 from ..config.errors import UserError
 from ..config.paths import short
 from ..config.schema import RunConfig
+from ..config.words import counted
 from . import sweep
 from .sweep_plan import Plan as SweepPlan
 from .sweep_plan import Point, create, draft, raise_told
@@ -37,6 +38,8 @@ def run(study_dir: Path, quick: bool, arms: Sequence[str], allow: bool) -> int:
     states = recorded.states(SweepFiles.open(study_dir))
     chosen = {point_name(arm, seed) for arm in arms or plan.arms for seed in plan.seeds}
     todo = {name for name in chosen if states.get(name) != "recorded"}
+    if made := len(chosen) - len(todo):
+        print(f"{made} of {counted(len(chosen), 'run')} are recorded, and not run here.")
     try:
         return sweep.resume(study_dir, allow, todo, after=write) if todo else 0
     finally:

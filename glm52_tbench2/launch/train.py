@@ -71,8 +71,7 @@ def go_on(run_dir: Path, allow: bool) -> Ended:
         open_for_resume(run_dir, allow)
         step = last_checkpoint(run_dir)
         begun = (run_dir / HEARTBEAT_FILE).exists()
-        again = "goes on from its start" if config.trains else "goes on with the samples it has"
-        how = again if begun else "starts"
+        how = "goes on with the samples it has" if begun else "starts"
         greeting = f"{short(run_dir)} {how if step is None else f'goes on after step {step}'}."
         return _supervise(run_dir, config, lock_fd, greeting)
 

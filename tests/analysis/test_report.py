@@ -107,6 +107,13 @@ def test_one_step_is_shown_and_no_trend_is_claimed(write_run: Callable[..., Path
     assert 'class="dot c1"' in section(page, "curves")
 
 
+def test_steps_that_neither_run_has_are_refused(write_run: Callable[..., Path]) -> None:
+    run_dir = write_run(2)
+    write_report(run_dir, steps=range(2, 9))
+    with pytest.raises(UserError, match="has none of these steps; it has 1 to 2"):
+        write_report(run_dir, steps=range(3, 9))
+
+
 def test_a_damaged_step_is_named_and_the_rest_is_shown(write_run: Callable[..., Path]) -> None:
     run_dir = write_run(3)
     path = run_dir / "rollouts" / "step_000002.parquet"

@@ -92,7 +92,9 @@ def test_runs_made_elsewhere_are_not_run_again(
     assert "2 of 6 runs finished, 2 of them recorded" in (here / "study.html").read_text()
     assert cli.main(["study", str(here), "--arms", "base,lag0"]) == 0
     assert starts(here) == {"lag0-seed1": 1, "lag0-seed2": 1}
+    capsys.readouterr()
     assert cli.main(["study", str(here), "--arms", "base"]) == 0
+    assert "2 of 2 runs are recorded, and not run here." in capsys.readouterr().out
     assert "4 of 6 runs finished, 2 of them recorded" in (here / "study.html").read_text()
 
 

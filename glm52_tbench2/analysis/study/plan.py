@@ -125,7 +125,10 @@ def load_plan(path: Path) -> Plan:
         plan = OmegaConf.to_object(loaded)
         OmegaConf.to_container(loaded, throw_on_missing=True)
     except FileNotFoundError:
-        raise UserError(f"{path.parent} is not a study's folder: it has no {path.name}.") from None
+        raise UserError(
+            f"{path.parent} is not a study's folder: it has no {path.name}; "
+            "without --page, `glm52 study DIR` makes one."
+        ) from None
     except (OSError, YAMLError, OmegaConfBaseException, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"{path} is not a study's plan ({reason}); see {SET_SIZE}.") from error
