@@ -3,12 +3,14 @@
 Nothing in a file is executed: what is not tensors, arrays and plain values is refused.
 """
 
+import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -258,10 +260,13 @@ class DumpSource:
         reward = row.get("reward")
         if isinstance(reward, dict):
             reward = next((reward[key] for key in _REWARD_KEYS if key in reward), None)
-        if not isinstance(reward, int | float):
-            self._warn("samples have no reward that is a number, or one named score, reward or acc")
-            return float("nan")
-        return float(reward)
+        with suppress(AttributeError, ValueError, RuntimeError):
+            reward = cast(Any, reward).item()  # of a tensor or an array of one number
+        with suppress(OverflowError):
+            if isinstance(reward, int | float) and math.isfinite(reward):
+                return float(reward)
+        self._warn("samples have no reward that is a number, or one named score, reward or acc")
+        return float("nan")
 
     def _warn(self, text: str) -> None:
         if text not in self.warnings:

@@ -32,6 +32,8 @@ class Account:
     tasks: list[str] = field(default_factory=list)
     turns: list[str] = field(default_factory=list)
     tokens: str = ""
+    until: int = 0
+    """The step that a test must reach for what it explains to be seen."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Mechanism:
     judge: Callable[[Examination], tuple[list[Evidence], Account]]
     tests: tuple[tuple[str, ...], ...]
     """Overrides of the smallest experiment, the first that composes on the run's config and changes
-    it; {third} is a third of the run's learning rate."""
+    it; {third} is a third of the run's learning rate, {twice} are twice its samples a group."""
     predicts: str
     """What that experiment shows if the mechanism is right, and if it is not."""
     remedy: str

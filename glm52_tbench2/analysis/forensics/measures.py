@@ -184,6 +184,8 @@ def numbers(scan: Scan, cap: float) -> dict[str, float]:
     if scan.age is not None and total:
         found["age"] = float((scan.age * lengths).sum() / total)
     compared = scan.total("compared")
+    if scan.scored and total:
+        found["uncompared"] = 1 - compared / total
     if not scan.scored or not compared:
         return found
     count = scan.sums["compared"]

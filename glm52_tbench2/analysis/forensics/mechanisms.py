@@ -1,12 +1,13 @@
 """The mechanisms, each judged on pieces of evidence; docs/forensics.md explains their limits."""
 
 from itertools import pairwise, takewhile
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 from ...config.schema import Sign
 from ..sentinel.detectors import AGREED, KL
 from ..sentinel.files import Alarm
+from ..stats import task_means
 from .evidence import Account, Evidence, Mechanism
 from .examine import Examination
 from .measures import Measures, by_age, by_task
@@ -144,8 +145,7 @@ def churn(found: Examination) -> tuple[list[Evidence], Account]:
         Evidence("training reward holds", 1, None if rise is None else rise >= -0.05,
             _rewards(found), needed=True),
     ]  # fmt: skip
-    best = alarm.evidence.get("best") if alarm else None
-    return evidence, Account(since=best)
+    return evidence, _since_held_out(found) if alarm else Account()
 
 
 def collapse(found: Examination) -> tuple[list[Evidence], Account]:
@@ -226,19 +226,31 @@ def lost(found: Examination) -> tuple[list[Evidence], Account]:
 
 
 def silent(found: Examination) -> tuple[list[Evidence], Account]:
-    """Nothing is trained, or nothing is measured."""
-    numbers = found.measures
-    now, agree, rise = numbers.now(Sign.silent), _agree_since(numbers), _rise(found)
+    """Nothing is trained, or nothing is measured, although groups carry signal."""
+    now, rise = found.measures.now(Sign.silent), _rise(found)
     evidence = [
-        Evidence("nothing arrives", 3, now is not None or agree is not None,
-            now.sentence if now
-            else f"gradient, weights of the loss and mismatch are not 0; {_agreement(numbers)}",
+        Evidence("nothing arrives", 5, now is not None,
+            now.sentence if now else "no gradient, weight of the loss or mismatch of 0 is told",
             needed=True),
-        Evidence("not learned", 2, agree is None or rise is None or rise < _ROSE,
-            f"{_agreement(numbers)}; {_rewards(found)}", needed=True),
         Evidence("reward flat", 1, None if rise is None else abs(rise) < _ROSE, _rewards(found)),
     ]  # fmt: skip
-    return evidence, Account(since=now.evidence["since"] if now else agree)
+    return evidence, Account(since=now.evidence["since"] if now else None)
+
+
+def no_signal(found: Examination) -> tuple[list[Evidence], Account]:
+    """Groups agree, and not because their tasks were learned."""
+    numbers = found.measures
+    agree, rise = _agree_since(numbers), _rise(found)
+    fell = numbers.sign(Sign.reward_collapse)
+    evidence = [
+        Evidence("groups agree", 3, _known(agree is not None, bool(numbers.values("silent"))),
+            _agreement(numbers), needed=True),
+        Evidence("not learned", 2, None if rise is None else rise < _ROSE, _rewards(found),
+            needed=True),
+        Evidence("not lost", 3, _known(fell is None, rise is not None),
+            fell.sentence if fell else "training reward is not lost"),
+    ]  # fmt: skip
+    return evidence, Account(since=agree)
 
 
 def saturation(found: Examination) -> tuple[list[Evidence], Account]:
@@ -322,6 +334,19 @@ def _held_out_lost(found: Examination, weight: float, needed: bool = False) -> E
     return Evidence("held-out tasks lost", weight, _known(alarm is not None, numbers.evaluated),
         "fewer than two evaluations" if not numbers.evaluated
         else alarm.sentence if alarm else "held-out tasks are not lost", needed)  # fmt: skip
+
+
+def _since_held_out(found: Examination) -> Account:
+    """From the last evaluation that is nearer to the best one than to the last, to the next."""
+    rewards = {
+        step: mean(task_means(tasks).values())
+        for step, tasks in sorted(found.about.evals.items())
+        if tasks
+    }
+    *_, last = rewards.values()
+    middle = (max(rewards.values()) + last) / 2
+    held = max(step for step, reward in rewards.items() if reward > middle)
+    return Account(held, until=min(step for step in rewards if step > held))
 
 
 def _calm(found: Examination, weight: float) -> Evidence:
@@ -409,7 +434,8 @@ MECHANISMS = (
     Mechanism(
         "overfitting", "held-out tasks are lost with a calm mismatch", churn,
         _MORE_TASKS,
-        "right: the held-out reward holds for as many visits a task; wrong: it falls as here",
+        "right: the held-out reward holds where it fell here, of fewer visits a task; wrong: it "
+        "falls as here",
         "more tasks, fewer visits a task, the checkpoint before the loss",
     ),
     Mechanism(
@@ -428,8 +454,16 @@ MECHANISMS = (
         "nothing_trained", "nothing is trained, or nothing is measured", silent,
         (("clip.correction=none",),),
         "right: the steps from there on show a gradient above 0; wrong: still none, and the cause "
-        "lies in rewards that never differ or in the optimizer",
-        "what the sentence of the evidence names: mask, correction, rewards or the engine's scores",
+        "lies in the optimizer",
+        "what the sentence of the evidence names: mask, correction or the engine's scores",
+        after=3,
+    ),
+    Mechanism(
+        "no_signal", "groups carry no signal, and not because their tasks are learned", no_signal,
+        (*_MORE_TASKS, ("rollout.samples_per_prompt={twice}",)),
+        "right: groups carry signal; wrong: they agree as here, and whether the verifiers can pass "
+        "is the next question",
+        "whether the verifiers can pass at all, other tasks, more samples a group",
         after=3,
     ),
     Mechanism(

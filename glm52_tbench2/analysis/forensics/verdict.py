@@ -7,6 +7,7 @@ from ...config.compose import compose
 from ...config.errors import UserError
 from ...config.paths import command
 from ...config.schema import EngineDType, RunConfig, Sign
+from ...config.words import counted
 from ..diff.experiments import spell
 from ..diff.sides import plain_knobs
 from ..sentinel.growth import LEAST_WINDOW
@@ -16,6 +17,8 @@ from .mechanisms import MECHANISMS, harmless
 
 _ENOUGH = 30
 """Steps from which a healthy run is very likely so."""
+_UNCOMPARED = 0.001
+"""Share of the tokens at the end without a finite D: above it the drift may be in these."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,20 @@ def _doubt(found: Examination) -> str:
             f"Undetermined: it has {scored} of the {least} steps with log-probs of both sides "
             "that are needed"
         )
+    last = numbers.steps[-numbers.edge :]
+    for what, known in (
+        ("log-probs of both sides", numbers.scored),
+        ("rewards", list(numbers.values("reward"))),
+    ):
+        missing = len(set(last) - set(known))
+        if 2 * missing > len(last):
+            where = f"{missing} of the last {len(last)} steps"
+            return f"Undetermined: {what} are missing or not finite in {where}"
+    if (share := numbers.late("uncompared") or 0.0) > _UNCOMPARED:
+        return (
+            f"Undetermined: log-probs of {share:.1%} of the tokens at the end are missing or not "
+            "finite"
+        )
     if signs := sorted(numbers.open - harmless(found)):
         return f"Undetermined: {', '.join(signs)} found, and no mechanism explains it"
     return ""
@@ -134,6 +151,7 @@ def _experiment(found: Examination, best: Finding) -> Experiment | None:
         return None
     since = best.account.since
     last = (max(found.measures.steps) if since is None else since) + best.mechanism.after
+    last = max(last, best.account.until)
     words = override(config, best.mechanism, last)
     if words is None:
         return None
@@ -150,7 +168,8 @@ def override(config: RunConfig, mechanism: Mechanism, last: int) -> list[str] | 
         return None
     same = plain_knobs(compose([*base, f"steps={last}"]))
     for test in mechanism.tests:
-        changes = [word.format(third=config.optim.lr / 3) for word in test]
+        scaled = {"third": config.optim.lr / 3, "twice": 2 * config.rollout.samples_per_prompt}
+        changes = [word.format(**scaled) for word in test]
         words = [*base, *changes, f"steps={last}"]
         words = list({word.partition("=")[0]: word for word in words}.values())
         try:
@@ -180,6 +199,18 @@ def _unknown(found: Examination) -> list[str]:
         which = "every step" if len(unscored) == len(scans) else f"{len(unscored)} steps"
         missing.append(
             f"Log-probs of trainer or engine are missing in {which}: no |D|, no mismatch there."
+        )
+    bare = {step: part for step, part in numbers.values("uncompared").items() if part}
+    if bare:
+        missing.append(
+            f"Log-probs of up to {max(bare.values()):.1%} of the tokens of a step are missing or "
+            f"not finite, in {counted(len(bare), 'step')}: their |D| is in no number."
+        )
+    unrewarded = len(scans) - len(numbers.values("reward"))
+    if unrewarded:
+        which = "every step" if unrewarded == len(scans) else counted(unrewarded, "step")
+        missing.append(
+            f"Rewards are missing in {which}: what is learned or lost there cannot be told."
         )
     if all(scan.age is None for scan in scans):
         missing.append("Weight versions are missing: staleness cannot be told from numerics.")

@@ -31,6 +31,8 @@ class Of:
     loop_drift: float | None = None
     """Mean |D| of these; None: as of all."""
     scored: bool = True
+    broken: float = 0.0
+    """Share of tokens whose log-prob of the trainer is no number."""
 
 
 @dataclass
@@ -70,6 +72,8 @@ class MadeUp:
         advantages = rewards - rewards.reshape(-1, 4).mean(1).repeat(4)
         advantages[: of.loop] = -1.0
         scored = of.scored and not tokens_only
+        trainer = rollout + noise * np.repeat(levels, sizes)
+        trainer[: round(of.broken * len(trainer))] = np.nan
         return Step(
             step=step,
             sample_ids=[f"{step:06d}-{place // 4}-{place % 4}" for place in range(SAMPLES)],
@@ -82,7 +86,7 @@ class MadeUp:
             tokens=np.concatenate(turns),
             mask=np.ones(sum(sizes), bool),
             rollout=rollout,
-            trainer=rollout + noise * np.repeat(levels, sizes) if scored else None,
+            trainer=trainer if scored else None,
             entropy=np.full(sum(sizes), of.entropy) if scored else None,
             versions=np.full(sum(sizes), step - 1),
             version=step - 1,

@@ -253,6 +253,9 @@ def test_a_malformed_sample_is_left_out_and_named(tmp_path: Path, key: str, valu
         ("weight_versions", 3, "staleness is unknown"),
         ("weight_versions", [str(10**30)], "staleness is unknown"),
         ("reward", "high", "no reward that is a number"),
+        ("reward", float("nan"), "no reward that is a number"),
+        ("reward", 10**400, "no reward that is a number"),
+        ("reward", torch.zeros(2), "no reward that is a number"),
     ],
 )
 def test_a_malformed_field_is_unknown_and_its_sample_is_read(

@@ -96,6 +96,7 @@ def test_experiments_compose(experiment: str, mechanism: Mechanism) -> None:
         ("experiment=smoke engine.dtype=bfloat16", "engine_numerics", "engine.dtype=float32"),
         ("experiment=smoke clip=icepop", "length_explosion", "clip.overlong=mask"),
         ("experiment=smoke clip=dppo", "nothing_trained", "clip.correction=none"),
+        ("experiment=smoke", "no_signal", "rollout.samples_per_prompt=8"),
     ],
 )
 def test_an_experiment_leads_on_from_its_run(run: str, mechanism: str, test: str) -> None:

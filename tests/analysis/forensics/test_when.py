@@ -78,7 +78,16 @@ def test_held_out_loss_from_the_start() -> None:
     said = verdict(seen(60, evals={0: held_out(1.0), 30: held_out(0.5), 60: held_out(0.0)}))
     assert said.name == "overfitting"
     assert said.account.since == 0
-    assert steps_of(said) == 20
+    assert steps_of(said) == 30
+
+
+def test_held_out_loss_is_told_from_the_last_evaluation_that_held() -> None:
+    """Not from the best of many alike; and the test reaches the one that shows the loss."""
+    levels = {0: 0.2, 10: 1.0, 20: 0.9, 40: 0.95, 80: 0.1, 90: 0.0}
+    said = verdict(seen(90, evals={step: held_out(level) for step, level in levels.items()}))
+    assert said.name == "overfitting"
+    assert said.account.since == 40
+    assert steps_of(said) == 80
 
 
 LOST = {0: held_out(0.0), 30: held_out(1.0), 60: held_out(0.0)}
@@ -100,8 +109,17 @@ def test_reward_that_is_lost() -> None:
 def test_reward_that_is_lost_while_the_mismatch_is_calm() -> None:
     """A sandbox or a verifier that broke looks the same: both are told."""
     said = verdict(seen(70, lambda s: Of(rewards=SPLIT if s < 40 else (0.0,) * 8), evals=LOST))
-    told = {one.mechanism.name for one in said.findings if one.told}
-    assert told == {"nothing_trained", "reward_collapse"}
+    told = [one.mechanism.name for one in said.findings if one.told]
+    assert told == ["reward_collapse", "no_signal"]
+
+
+def test_groups_that_agree_and_were_never_solved() -> None:
+    """Told as such: no correction keeps the gradient away, so none is tried without one."""
+    metrics = {s: {"trainer/grad_norm": 0.0} for s in range(1, 31)}
+    said = verdict(seen(30, lambda s: Of(rewards=(0.0,) * SAMPLES), metrics=metrics))
+    assert [one.mechanism.name for one in said.findings if one.told] == ["no_signal"]
+    assert said.experiment is not None and "data=train69" in said.experiment.command
+    assert "not 0" not in str(said.findings)
 
 
 def test_nothing_is_trained_since() -> None:
@@ -134,6 +152,25 @@ def test_too_few_scores_to_be_healthy(scored: int) -> None:
     said = verdict(seen(30, lambda s: Of(scored=s > 30 - scored)))
     assert said.name == "undetermined"
     assert "log-probs of both sides" in said.sentence
+
+
+LOST_SCORES = "log-probs of both sides are missing or not finite in"
+BARE = {
+    f"{LOST_SCORES} 6 of the last 10": lambda s: Of(scored=s < 25),
+    f"{LOST_SCORES} 10 of the last 10": lambda s: Of(broken=float(s >= 20)),
+    "log-probs of 1.0% of the tokens at the end": lambda s: Of(broken=0.01 * (s >= 20)),
+    "rewards are missing or not finite in 6 of the last 10": lambda s: Of(
+        rewards=SPLIT if s < 25 else (float("nan"),) * SAMPLES
+    ),
+}
+
+
+@pytest.mark.parametrize("told", BARE)
+def test_an_end_that_is_not_known_is_not_healthy(told: str) -> None:
+    said = verdict(seen(30, BARE[told]))
+    assert (said.name, said.healthy) == ("undetermined", False), said.sentence
+    assert told in said.sentence
+    assert any("missing" in one for one in said.unknown)
 
 
 def test_too_few_steps_to_see_growth() -> None:
