@@ -66,10 +66,12 @@ def test_a_mistyped_verb_is_recognised(capsys: pytest.CaptureFixture[str]) -> No
     assert "There is no verb 'xyz'; one of: train," in capsys.readouterr().err
 
 
-def test_a_reader_that_leaves_early_is_no_failure():
+@pytest.mark.parametrize("words", [("diff", "smoke", "reference"), ("knobs", "seed")])
+def test_a_reader_that_leaves_early_gets_no_verdict(words):
+    """Of much output and of little, which is written at the end."""
     program = "import sys; from glm52_tbench2.cli import main; sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", program, "diff", "smoke", "reference"]
+    command = [sys.executable, "-c", program, *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
         told = process.stderr.read()
-    assert (process.returncode, told) == (0, b"")
+    assert (process.returncode, told) == (141, b"")

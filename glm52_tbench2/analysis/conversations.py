@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .run_files import Row, RunFiles
+from .stats import finite
 
 MOST_BYTES = 16_000_000
 """Of conversations in one page, packed: a browser reads as much in well under a second."""
@@ -93,6 +94,7 @@ def pack(row: Row) -> str:
     trainer's log-probs float32 [T] ("" where the sample is not trained).
     """
     told: dict[str, Any] = {name: row[name] for name in _ABOUT}
+    told |= {name: finite(row[name]) for name in ("reward", "advantage")}
     told["turns"] = [[turn["start"], turn["end"]] for turn in row["turns"]]
     for name, kind in (
         ("tokens", "<i4"),

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from .charts import Cell, Points, numbers
 from .run_files import Row, RunFiles
-from .stats import Change, Interval, Rewards, mean_interval, paired_change
+from .sentinel.files import rewards_at
+from .stats import Change, Interval, Rewards, finite_mean, mean_interval, paired_change
 
 _COLUMNS = ("sample_id", "task_id", "end_reason", "reward", "truncated", "step")
 
@@ -47,7 +48,7 @@ class Facts:
     @property
     def steps(self) -> list[int]:
         """Steps that have a batch."""
-        return sorted(self.train_reward)
+        return sorted(self.truncated)
 
     def held_out(self, step: int) -> Interval | None:
         """Held-out reward after `step` steps."""
@@ -72,14 +73,16 @@ def gather(run: RunFiles) -> Facts:
         rows = run.rows("rollouts", step, _COLUMNS)
         if not rows:
             continue
-        facts.train_reward[step] = _mean([row["reward"] for row in rows])
+        if (reward := finite_mean(row["reward"] for row in rows)) is not None:
+            facts.train_reward[step] = reward
         facts.truncated[step] = _mean([row["truncated"] for row in rows])
         counts = Counter(row["end_reason"] for row in rows)
         facts.end_counts.update(counts)
         for reason, count in counts.items():
             ends[reason][step] = count / len(rows)
         for task, found in _by_task(rows).items():
-            visits[task][step] = _cell(task, step, found)
+            if (cell := _cell(task, step, found)) is not None:
+                visits[task][step] = cell
         for row in rows:
             facts.examples[row["end_reason"]] = ("rollouts", step, row["sample_id"])
         for name, value in numbers(run.stats("rollouts", step)).items():
@@ -87,9 +90,8 @@ def gather(run: RunFiles) -> Facts:
                 facts.lost[name] += int(value)
     for step in run.steps("eval"):
         rows = run.rows("eval", step, _COLUMNS)
-        if rows:
-            by_task = _by_task(rows)
-            facts.evals[step] = {t: [row["reward"] for row in by_task[t]] for t in by_task}
+        if rewards := rewards_at(run, step):
+            facts.evals[step] = rewards
         for row in rows:
             facts.examples.setdefault(row["end_reason"], ("eval", step, row["sample_id"]))
     facts.ends = {reason: ends[reason] for reason, _ in facts.end_counts.most_common()}
@@ -135,8 +137,11 @@ def _by_task(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return found
 
 
-def _cell(task: str, step: int, rows: Sequence[Row]) -> Cell:
-    reward, cut = _mean([row["reward"] for row in rows]), sum(row["truncated"] for row in rows)
+def _cell(task: str, step: int, rows: Sequence[Row]) -> Cell | None:
+    """None without a reward."""
+    reward, cut = finite_mean(row["reward"] for row in rows), sum(row["truncated"] for row in rows)
+    if reward is None:
+        return None
     ends = Counter(row["end_reason"] for row in rows).most_common()
     text = (
         f"{task}, step {step}: reward {reward:.2f} over {len(rows)} samples"

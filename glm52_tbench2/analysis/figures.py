@@ -97,7 +97,7 @@ def _curves(run: RunFiles, facts: Facts, metric: Callable[[str], Points]) -> lis
     """`metric`: name -> step -> value."""
     count = window(run, facts)
     smooth = dict(
-        zip(facts.steps, moving_mean(list(facts.train_reward.values()), count), strict=True)
+        zip(facts.train_reward, moving_mean(list(facts.train_reward.values()), count), strict=True)
     )
     held_out = {step: found for step in facts.evals if (found := facts.held_out(step))}
     mismatch = "trainer/mismatch"

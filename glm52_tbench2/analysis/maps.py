@@ -8,6 +8,7 @@ from .run_files import Row, RunFiles
 from .sentinel.files import Alarm
 from .sentinel.history import Family
 from .sentinel.watch import judge
+from .stats import finite, finite_mean
 
 MOST_FAMILIES = 60
 _COLUMNS = ("sample_id", "task_id", "reward", "advantage", "end_reason", "truncated")
@@ -20,24 +21,26 @@ def maps(run: RunFiles) -> tuple[dict[str, Any], Health]:
     task, reward, advantage, end] a sample; `tasks`: a row a task, the one that is pushed down most
     first and the unjudged last, with its cells by step (`reward`, `truncated` and, of a trained
     step, `pull` and `drift`, see docs/metrics.md); `families`: a row a family of near-identical
-    turns near the cap that come in two steps or more, the most frequent first.
+    turns near the cap that come in two steps or more, the most frequent first. A number that is not
+    finite is None, and a cell's reward is of those that are.
     """
     alarms, history = judge(run)
     rows = {step: run.rows("rollouts", step, _COLUMNS) for step in run.steps("rollouts")}
-    cells: dict[str, dict[int, dict[str, float]]] = {}
+    cells: dict[str, dict[int, dict[str, float | None]]] = {}
     for step, of_step in rows.items():
         for task in dict.fromkeys(row["task_id"] for row in of_step):
             mine = [row for row in of_step if row["task_id"] == task]
             cells.setdefault(task, {})[step] = {
-                "reward": sum(row["reward"] for row in mine) / len(mine),
+                "reward": finite_mean(row["reward"] for row in mine),
                 "truncated": sum(row["truncated"] for row in mine) / len(mine),
             }
     pulls = dict.fromkeys(cells, 0.0)
     for task, visits in history.visits.items():
         for step, visit in visits:
             if step in cells.get(task, {}):
-                cells[task][step] |= {"pull": visit.pull, "drift": visit.drift}
-                pulls[task] += visit.pull * visit.tokens
+                pull = finite(visit.pull)
+                cells[task][step] |= {"pull": pull, "drift": finite(visit.drift)}
+                pulls[task] += (pull or 0.0) * visit.tokens
     order = sorted(cells, key=lambda task: (task not in history.visits, pulls[task]))
     tasks = [{"task": task, "cells": cells[task]} for task in order]
     repeated = sorted(
@@ -58,7 +61,8 @@ def maps(run: RunFiles) -> tuple[dict[str, Any], Health]:
 def _sample(row: Row) -> list[Any]:
     cut = ", cut" if row["truncated"] else ""
     end = f"{row['end_reason']}{cut}"
-    return [*(row[name] for name in ("sample_id", "task_id", "reward", "advantage")), end]
+    numbers = finite(row["reward"]), finite(row["advantage"])
+    return [row["sample_id"], row["task_id"], *numbers, end]
 
 
 def _family(family: Family) -> dict[str, Any]:
@@ -67,8 +71,8 @@ def _family(family: Family) -> dict[str, Any]:
         members = [turn for at, turn in family.members if at == step]
         cells[step] = {
             "count": len(members),
-            "advantage": sum(turn.advantage for turn in members) / len(members),
-            "drift": family.drift(step),
+            "advantage": finite_mean(turn.advantage for turn in members),
+            "drift": finite(family.drift(step)),
             "turns": [[turn.sample_id, turn.turn] for turn in members],
         }
     lengths = [turn.tokens for _, turn in family.members]

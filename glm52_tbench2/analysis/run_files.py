@@ -55,8 +55,13 @@ class RunFiles:
 
     @cached_property
     def records(self) -> dict[str, dict[int, metrics_log.Record]]:
-        """source -> step -> record, as metrics_log.records."""
-        return metrics_log.records(self.path)
+        """source -> step -> record, as metrics_log.records; {} with a warning if not readable."""
+        try:
+            return metrics_log.records(self.path, self.warn)
+        except OSError as error:
+            told = f"{metrics_log.METRICS_FILE} is not readable, so its metrics are unknown"
+            self.warn(f"{told}: {error.strerror}")
+            return {}
 
     @property
     def metrics(self) -> dict[str, dict[int, dict[str, float]]]:

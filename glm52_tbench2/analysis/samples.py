@@ -10,6 +10,7 @@ from rich.text import Text
 from ..config.errors import UserError
 from ..config.paths import command, resolve
 from .run_files import Row, RunFiles
+from .stats import or_nan
 from .transcript import COLUMNS, Decoder, Transcript, transcribe
 
 _LISTED = ("sample_id", "task_id", "end_reason", "reward", "advantage", "turns", "loss_mask")
@@ -100,8 +101,8 @@ def _facts(row: Row) -> tuple[str, ...]:
         row["sample_id"],
         row["task_id"],
         row["end_reason"],
-        f"{row['reward']:.2f}",
-        f"{row['advantage']:+.2f}",
+        f"{or_nan(row['reward']):.2f}",
+        f"{or_nan(row['advantage']):+.2f}",
         str(len(row["turns"])),
         str(sum(row["loss_mask"])),
     )

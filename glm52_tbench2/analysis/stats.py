@@ -5,8 +5,9 @@ more samples a task only make each task's own mean better. All are two-sided 95 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 CONFIDENCE = 0.95
 
@@ -31,6 +32,22 @@ class Interval:
         if math.isnan(self.low):
             return f"{self.mean:{sign}.3f} (no interval: {self.num_tasks} task)"
         return f"{self.mean:{sign}.3f} [{self.low:{sign}.3f}, {self.high:{sign}.3f}]"
+
+
+def finite(value: Any) -> float | None:
+    """`value`, or None where it is no finite number."""
+    return value if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def or_nan(value: float | None) -> float:
+    """`value`, or NaN for None: a null in a file."""
+    return math.nan if value is None else value
+
+
+def finite_mean(values: Iterable[Any]) -> float | None:
+    """The mean of those that are finite numbers; None where none is."""
+    found = [value for value in values if finite(value) is not None]
+    return sum(found) / len(found) if found else None
 
 
 def t_quantile(probability: float, df: int) -> float:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from .run_files import Row
+from .stats import or_nan
 
 MOST_CHARS = 6000
 COLUMNS = (
@@ -107,8 +108,8 @@ def transcribe(row: Row, decoder: Decoder | None) -> Transcript:
         sample_id=row["sample_id"],
         task_id=row["task_id"],
         end_reason=row["end_reason"],
-        reward=row["reward"],
-        advantage=row["advantage"],
+        reward=or_nan(row["reward"]),
+        advantage=or_nan(row["advantage"]),
         num_tokens=len(row["tokens"]),
         num_generated=sum(row["loss_mask"]),
         prompt=text(0, row["prompt_tokens"]),

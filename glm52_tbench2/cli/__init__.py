@@ -5,6 +5,7 @@ Imports happen inside the verbs, so that `glm52 --help` answers at once.
 
 import difflib
 import os
+import signal
 import sys
 from collections.abc import Callable
 
@@ -80,7 +81,7 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one verb. Exit code: 0 done, 2 bad input, 130 interrupted, else failed."""
+    """Runs one verb. Exit code: 0 done, 2 bad input, 130 interrupted, 141 unread, else failed."""
     arguments = sys.argv[1:] if argv is None else argv
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_USAGE, end="")
@@ -94,7 +95,9 @@ def main(argv: list[str] | None = None) -> int:
             near = difflib.get_close_matches(verb, VERBS, 1)
             meant = f"did you mean {near[0]}? All" if near else "one of"
             raise UserError(f"There is no verb '{verb}'; {meant}: {', '.join(VERBS)}.")
-        return action(rest)
+        code = action(rest)
+        sys.stdout.flush()  # or a reader that has gone is met after this, outside our hands
+        return code
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
@@ -102,4 +105,4 @@ def main(argv: list[str] | None = None) -> int:
         return 130
     except BrokenPipeError:  # the reader of our output, head say, has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return 128 + signal.SIGPIPE  # as of a process that the signal ends

@@ -136,7 +136,7 @@ def _recorded(run_dir: str | Path) -> DictConfig:
     except Exception as error:
         told = " ".join(str(error).split())
         raise UserError(f"{short(path)} is not readable as YAML: {told}") from error
-    if not isinstance(loaded, DictConfig):
+    if not isinstance(loaded, DictConfig) or not loaded:  # an empty file loads as no keys
         raise UserError(f"{short(path)} is not a run's config: it must hold keys and values.")
     return loaded
 

@@ -1,10 +1,14 @@
 """Writes that are whole or absent, also after kill -9."""
 
 import fcntl
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, TypeVar
+
+Line = TypeVar("Line")
 
 SCHEMA_VERSION = "1"
 """Of step files: which columns they have and what these mean."""
@@ -58,3 +62,27 @@ def append_line(path: Path, line: str) -> None:
             data = data[os.write(fd, data) :]
     finally:
         os.close(fd)
+
+
+def read_lines(
+    path: Path, parse: Callable[[Any], Line], warn: Callable[[str], None] | None = None
+) -> list[Line]:
+    """What `parse` makes of the JSON of each line of `path`; [] if it is not there.
+
+    A line that is no JSON, as one cut by a kill, or that `parse` refuses with KeyError,
+    OverflowError, TypeError or ValueError is left out; `warn` is told how many. Raises OSError
+    where `path` cannot be read.
+    """
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            found.append(parse(json.loads(line)))
+        except (KeyError, OverflowError, TypeError, ValueError):
+            continue
+    if warn and (lost := len(lines) - len(found)):
+        warn(f"{path.name}: {lost} of {len(lines)} lines are no records; left out")
+    return found

@@ -60,7 +60,7 @@ class RunNumbers:
             self.metrics.setdefault(source, {})[step] = record["metrics"]
             if source == "trainer":
                 self._step_times.append((step, float(record["time"])))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError):
             return None
         return source, step
 

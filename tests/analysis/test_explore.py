@@ -1,13 +1,17 @@
 """The page where it answers: maps, conversations, two runs, and what is said of health."""
 
+import base64
+import gzip
 import html
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
@@ -195,8 +199,72 @@ def test_alarms_of_a_run_that_nobody_watched_are_found_afterwards(
     assert "these alarms were found afterwards" in told
     assert '<span class="chip">visits</span></td><td>nothing</td>' in told
     assert 'class="mark"' in section(page_of(run_dir), "curves")
-    (run_dir / "alarms.jsonl").touch()  # as a sentinel leaves it that saw no sign
-    assert "chip" not in alarms_of(run_dir)
+
+
+def test_signs_that_a_run_never_told_are_found_afterwards(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """As of older code, which did not know them; those it did tell are left as it told them."""
+    run_dir = trained(tmp_path / "run", tokenizer)
+    config = run_dir / "config.yaml"
+    config.write_text(re.sub(r"(\n  visits:) .*", r"\1 0.5", config.read_text()))
+    alarm = {"step": 1, "sign": "entropy", "action": "note", "sentence": "It fell."}
+    (run_dir / "alarms.jsonl").write_text(json.dumps(alarm) + "\n")
+    told = alarms_of(run_dir)
+    assert '<span class="chip">entropy</span></td><td>note</td>' in told
+    assert '<span class="chip">visits</span></td><td>nothing</td>' in told
+    assert "the run's sentinel told nothing of visits, found afterwards" in told
+    (run_dir / "alarms.jsonl").write_text(json.dumps(alarm | {"sign": "visits"}) + "\n")
+    told = alarms_of(run_dir)
+    assert told.count('class="chip"') == 1 and "afterwards" not in told
+    (run_dir / "alarms.jsonl").write_text("")
+    assert "told nothing of visits" in alarms_of(run_dir)
+    text = config.read_text().replace("  actions: {}", "  actions: {visits: ignore}")
+    config.write_text(text)
+    assert "chip" not in alarms_of(run_dir), "switched off on purpose"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, None])
+@pytest.mark.parametrize("column", ["reward", "advantage"])
+def test_a_number_that_is_none_is_shown_as_unknown(
+    tokenizer: Tokenizer, tmp_path: Path, column: str, value: float | None
+) -> None:
+    run_dir = trained(tmp_path / "run", tokenizer)
+    for kind, step in (("rollouts", 2), ("rollouts", 3), ("eval", 0)):
+        path = run_dir / kind / f"step_{step:06d}.parquet"
+        table = pq.read_table(path)
+        numbers = table[column].to_pylist()
+        numbers[0] = value
+        if step == 3:
+            numbers = [value] * len(numbers)
+        place = table.schema.names.index(column)
+        field = table.schema.field(place).with_nullable(True)
+        pq.write_table(table.set_column(place, field, pa.array(numbers, field.type)), path)
+    found, _ = maps.maps(RunFiles.open(run_dir))
+    first, *rest = found["samples"][2]
+    at = 2 if column == "reward" else 3
+    assert first[at] is None and None not in [one[at] for one in rest]
+    if column == "reward":
+        cells = next(row["cells"] for row in found["tasks"] if row["task"] == first[1])
+        known = [one[2] for one in rest if one[1] == first[1]]
+        assert cells[2]["reward"] == pytest.approx(sum(known) / len(known))
+        assert {row["cells"][3]["reward"] for row in found["tasks"] if 3 in row["cells"]} == {None}
+    kept = conversations.Conversations()
+    kept.add(RunFiles.open(run_dir), [(2, first[0])])
+    told = json.loads(gzip.decompress(base64.b64decode(kept.packed[first[0]])))
+    assert told[column] is None
+    page = write_report(run_dir)
+    assert "NaN" not in section(page.read_text(), "held-out")
+    if value is not None:  # one page tells it: all three are null there
+        return
+    script = """
+      const select = document.querySelector('.explore select');
+      select.value = 'reward';
+      select.dispatchEvent(new Event('change'));
+      return document.querySelectorAll('.explore .map .spot.unknown').length;
+    """
+    unknown = sum(3 in row["cells"] for row in found["tasks"])
+    assert driven(page, script, tmp_path) == str(unknown if column == "reward" else 0)
 
 
 def test_maps_fit_their_card_have_a_key_and_tell_what_is_unknown_from_0(

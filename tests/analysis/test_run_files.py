@@ -51,7 +51,7 @@ def test_a_run_of_other_code_is_read_and_what_it_does_not_record_is_named(run_di
         load_run_config(run_dir)
 
 
-@pytest.mark.parametrize("content", ["- a list", "rollout: 3", "steps: many"])
+@pytest.mark.parametrize("content", ["", "null", "- a list", "rollout: 3", "steps: many"])
 def test_what_is_no_config_is_refused(run_dir: Path, content: str) -> None:
     (run_dir / "config.yaml").write_text(content)
     with pytest.raises(UserError, match=r"config\.yaml|rollout|steps"):
@@ -118,6 +118,18 @@ def test_a_step_file_of_something_else_is_left_out_and_named(
     assert run.sample("rollouts", 2, "000002-0-0", ["reward"]) is None
     (warning,) = run.warnings
     assert "rollouts/step_000002.parquet" in warning and told in warning
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "alarms.jsonl"])
+def test_no_verb_breaks_on_lines_that_cannot_be_read(run_dir: Path, name: str, capsys) -> None:
+    (run_dir / name).unlink(missing_ok=True)
+    (run_dir / name).mkdir()
+    for verb in ("forensics", "report", "verify"):
+        assert cli.main([verb, str(run_dir)]) in (0, 1), verb
+    assert cli.main(["diff", str(run_dir), str(run_dir)]) == 0
+    assert f"{name} is not readable" in (run_dir / "report.html").read_text()
+    said = capsys.readouterr().out
+    assert "metrics.jsonl cannot be read: Is a directory" in said or name == "alarms.jsonl"
 
 
 @pytest.mark.parametrize("column", SCHEMA.names)

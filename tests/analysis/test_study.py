@@ -12,10 +12,12 @@ import pytest
 
 from glm52_tbench2 import cli
 from glm52_tbench2.analysis.run_files import RunFiles
+from glm52_tbench2.analysis.stats import Interval
 from glm52_tbench2.analysis.study.compare import (
     OUTCOMES,
     PRIMARY,
     SENSITIVITY,
+    Effect,
     effects,
     horizon,
     judge,
@@ -118,6 +120,22 @@ def test_two_knobs_at_once_are_no_single_change() -> None:
     study = plan(both=["rollout.lag=0", "engine.dtype=float32"], dppo=["clip=dppo"])
     found = effects(study, runs(base=0.2, both=0.01, dppo=0.1), "steps", PRIMARY)
     assert "matters most is dppo" in matters_most(study, found)
+
+
+def test_what_is_good_depends_on_the_outcome() -> None:
+    low, high = (Interval(v, v - 0.1, v + 0.1, 4) for v in (-1.0, 1.0))
+    tones = {
+        one.key: [Effect("other", one, {}, found, found).tone for found in (low, high)]
+        for one in OUTCOMES
+    }
+    assert tones == {
+        "drift": ["good", "bad"],
+        "held_out": ["bad", "good"],
+        "reward": ["bad", "good"],
+        "truncated": ["good", "bad"],
+        "kl": ["good", "bad"],
+    }
+    assert Effect("other", OUTCOMES[0], {}, None, None).tone == ""
 
 
 def test_one_seed_says_nothing() -> None:

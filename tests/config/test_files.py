@@ -62,10 +62,16 @@ def test_a_line_after_a_half_line_is_still_read(tmp_path):
     assert metrics_log.read(tmp_path) == {"driver": {2: {"rollout/reward": 0.5}}}
 
 
+UNCOUNTED = '{"step": Infinity, "source": "driver", "time": 1, "metrics": {}}'
+
+
 @pytest.mark.parametrize(
-    "line", ["null", "[1]", "3", "{}", '{"step": 1}', "\0\0\0", '{"step": {}}']
+    "line", ["null", "[1]", "3", "{}", '{"step": 1}', "\0\0\0", '{"step": {}}', UNCOUNTED]
 )
 def test_a_line_that_is_no_record_is_left_out(tmp_path, line):
     (tmp_path / "metrics.jsonl").write_text(f"{line}\n")
     metrics_log.append(tmp_path, 2, "driver", {"rollout/reward": 0.5})
     assert metrics_log.read(tmp_path) == {"driver": {2: {"rollout/reward": 0.5}}}
+    told: list[str] = []
+    metrics_log.records(tmp_path, told.append)
+    assert told == ["metrics.jsonl: 1 of 2 lines are no records; left out"]

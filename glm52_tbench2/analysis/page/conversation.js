@@ -34,7 +34,8 @@
   // Controls are shown, so that nothing is hidden and nothing acts.
   const shown = (text) => text.replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2066-\u2069]/g,
     (letter) => `␛${letter.charCodeAt(0).toString(16)} `);
-  const number = (value) => Number.isFinite(value) ? String(+value.toPrecision(4)) : String(value);
+  const number = (value) => value === null ? "–"
+    : Number.isFinite(value) ? String(+value.toPrecision(4)) : String(value);
   const mixed = (colour, share) =>
     `color-mix(in oklab, var(${colour}) ${(100 * Math.max(0, Math.min(0.75, share))).toFixed(0)}%, transparent)`;
 

@@ -1,14 +1,14 @@
 """What a run's folder holds for the sentinel, and what the sentinel has said."""
 
-import json
-import math
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_origin
 
+from ...config.files import read_lines
 from ..run_files import RunFiles
-from ..stats import Rewards
+from ..stats import Rewards, finite, or_nan
 from .facts import StepFacts, observe, read
 
 ALARMS_FILE = "alarms.jsonl"
@@ -44,17 +44,24 @@ class Alarm:
         return self.evidence.get("since", self.step)
 
 
-def alarms(run_dir: Path) -> list[Alarm]:
-    """What the run's sentinel said, oldest first; of a step that was trained twice, once."""
-    path = run_dir / ALARMS_FILE
-    found = {}
-    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
-        try:
-            alarm = Alarm(**json.loads(line))
-        except (ValueError, TypeError):  # cut by a kill
-            continue
-        found[alarm.step, alarm.sign] = alarm
+def alarms(run_dir: Path, warn: Callable[[str], None] | None = None) -> list[Alarm]:
+    """What the run's sentinel said, oldest first; of a step that was trained twice, once.
+
+    A line that is no alarm is left out, of which `warn` is told. Raises OSError where they cannot
+    be read.
+    """
+    said = read_lines(run_dir / ALARMS_FILE, _alarm, warn)
+    found = {(alarm.step, alarm.sign): alarm for alarm in said}
     return sorted(found.values(), key=lambda alarm: alarm.step)
+
+
+def _alarm(read: Any) -> Alarm:
+    alarm = Alarm(**read)
+    for one in fields(alarm):
+        kind: Any = get_origin(one.type) or one.type
+        if not isinstance(getattr(alarm, one.name), kind):
+            raise TypeError(one.name)
+    return alarm
 
 
 def facts_at(run: RunFiles, step: int) -> StepFacts | None:
@@ -75,6 +82,7 @@ def facts_at(run: RunFiles, step: int) -> StepFacts | None:
     ]
     for row in rows:
         row.turns = [SimpleNamespace(**turn) for turn in row.turns]
+        row.reward, row.advantage = or_nan(row.reward), or_nan(row.advantage)
     metrics = run.trainer.get(step, {})
     cap = run.config.rollout.max_turn_tokens
     return observe(step, rows, list(scores.values()), metrics, cap)
@@ -89,7 +97,7 @@ def rewards_at(run: RunFiles, step: int) -> Rewards:
     rows = run.rows("eval", step, ("task_id", "reward"))
     for row in rows:
         task, reward = row["task_id"], row["reward"]
-        if task is not None and isinstance(reward, int | float) and math.isfinite(reward):
+        if task is not None and finite(reward) is not None:
             found.setdefault(task, []).append(reward)
     if lost := len(rows) - sum(map(len, found.values())):
         run.warn(

@@ -43,6 +43,7 @@ class Outcome:
     """Of a run's first steps, as many as given; None where nothing was measured."""
     factor: bool = False
     """Compared as a ratio, by its logarithm."""
+    higher_is_good: bool = False
 
     def difference(self, arm: float | None, base: float | None) -> float | None:
         if arm is None or base is None:
@@ -65,8 +66,8 @@ class Outcome:
 
 OUTCOMES = (
     Outcome("drift", "drift on capped turns", Measures.peak, factor=True),
-    Outcome("held_out", "held-out reward", Measures.held_out_mean),
-    Outcome("reward", "training reward", _level("reward")),
+    Outcome("held_out", "held-out reward", Measures.held_out_mean, higher_is_good=True),
+    Outcome("reward", "training reward", _level("reward"), higher_is_good=True),
     Outcome("truncated", "truncated share", _level("truncated")),
     Outcome("kl", "train_rollout_kl", _level("kl"), factor=True),
 )
@@ -101,6 +102,12 @@ class Effect:
         if near is not None and -close < near.low and near.high < close:
             return "same"
         return "can't be told"
+
+    @property
+    def tone(self) -> str:
+        """good or bad, or "" where the verdict is neither higher nor lower."""
+        good, bad = ("higher", "lower") if self.outcome.higher_is_good else ("lower", "higher")
+        return {good: "good", bad: "bad"}.get(self.verdict, "")
 
     @property
     def shown(self) -> str:

@@ -254,7 +254,11 @@ def _logged(found: Findings, kind: str, step: int, generated: int) -> None:
 
 def _metrics(found: Findings) -> None:
     path = found.run.path / "metrics.jsonl"
-    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    try:
+        lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    except OSError as error:
+        found.problems.append(f"metrics.jsonl cannot be read: {error.strerror}")
+        return
     cut = sum(not _is_record(line) for line in lines)
     if cut:
         found.notes.append(f"metrics.jsonl holds {counted(cut, 'line')} cut short")

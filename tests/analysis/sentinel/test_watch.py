@@ -143,6 +143,18 @@ def test_a_line_cut_by_a_kill_is_passed_over(tmp_path) -> None:
     assert alarms(tmp_path) == found
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"step": "a"}, {"step": 1e999}, {"sentence": 5}, {"tasks": None}, {"evidence": []}]
+)
+def test_an_alarm_of_another_type_is_left_out_and_told(tmp_path, wrong) -> None:
+    good = {"step": 9, "sign": "entropy", "action": "note", "sentence": "It rises."}
+    lines = [json.dumps(one) for one in (good | wrong, good)]
+    (tmp_path / ALARMS_FILE).write_text("\n".join(lines))
+    told: list[str] = []
+    assert alarms(tmp_path, told.append) == [Alarm(**good)]
+    assert told == ["alarms.jsonl: 1 of 2 lines are no records; left out"]
+
+
 def test_an_alarm_closes_after_quiet_steps_and_can_open_again() -> None:
     found = Judge(config())
     silent = {"trainer/grad_norm": 0.0}
