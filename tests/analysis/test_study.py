@@ -1,6 +1,7 @@
 """A study's page from run folders with planted effects, and its plan."""
 
 import json
+import math
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -120,6 +121,11 @@ def test_two_knobs_at_once_are_no_single_change() -> None:
     study = plan(both=["rollout.lag=0", "engine.dtype=float32"], dppo=["clip=dppo"])
     found = effects(study, runs(base=0.2, both=0.01, dppo=0.1), "steps", PRIMARY)
     assert "matters most is dppo" in matters_most(study, found)
+
+
+def test_a_tiny_factor_keeps_a_digit() -> None:
+    ends = (math.log(value) for value in (9.3e-5, 6.1e-5, 0.95))
+    assert OUTCOMES[0].shown(Interval(*ends, 5)) == "× 9e-05 [6e-05, 0.95]"
 
 
 def test_what_is_good_depends_on_the_outcome() -> None:

@@ -57,11 +57,15 @@ class Outcome:
         if interval is None:
             return "–"
         ends = [interval.mean, interval.low, interval.high]
-        form = "{:.2f}" if self.factor else "{:+.3f}"
-        mean, low, high = (form.format(math.exp(v) if self.factor else v) for v in ends)
+        mean, low, high = (_ratio(math.exp(v)) if self.factor else f"{v:+.3f}" for v in ends)
         return ("× " if self.factor else "") + (
             f"{mean} (no interval)" if math.isnan(interval.low) else f"{mean} [{low}, {high}]"
         )
+
+
+def _ratio(value: float) -> str:
+    """Two decimals, or one digit of what these would round to hardly anything."""
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.1g}"
 
 
 OUTCOMES = (
