@@ -88,10 +88,11 @@ def write_report(
     """
     path = Path(run_dir) / REPORT_FILE
     run, other = RunFiles.open(run_dir), None if beside is None else RunFiles.open(beside)
-    have = sorted({step for one in (run, other) if one for step in one.steps("rollouts")})
-    if steps is not None and not any(step in steps for step in have):
-        told = f"; it has {have[0]} to {have[-1]}" if have else ""
-        raise UserError(f"{short(run.path)} has none of these steps{told}.")
+    if steps is not None:
+        have = sorted({step for one in (run, other) if one for step in one.steps("rollouts")})
+        if not any(step in steps for step in have):
+            told = f"; it has {have[0]} to {have[-1]}" if have else ""
+            raise UserError(f"{short(run.path)} has none of these steps{told}.")
     page = render(run, other, steps).encode()
     try:
         atomic_write_bytes(path, page)

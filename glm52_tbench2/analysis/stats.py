@@ -6,6 +6,7 @@ more samples a task only make each task's own mean better. All are two-sided 95 
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +37,10 @@ class Interval:
 
 def finite(value: Any) -> float | None:
     """`value`, or None where it is no finite number."""
-    return value if isinstance(value, int | float) and math.isfinite(value) else None
+    with suppress(OverflowError):  # an integer beyond all floats
+        if isinstance(value, int | float) and math.isfinite(value):
+            return value
+    return None
 
 
 def or_nan(value: float | None) -> float:
@@ -80,6 +84,12 @@ def _t_cdf(t: float, df: int) -> float:
 def task_means(rewards: Rewards) -> dict[str, float]:
     """Mean reward of each task that has samples."""
     return {task: sum(values) / len(values) for task, values in rewards.items() if values}
+
+
+def mean_reward(rewards: Rewards) -> float:
+    """Mean over tasks that have samples, one at least, every task weighing the same."""
+    means = task_means(rewards).values()
+    return sum(means) / len(means)
 
 
 def mean_interval(rewards: Rewards) -> Interval | None:

@@ -21,6 +21,7 @@ from typing import Any
 from ..config import load_run_config
 from ..config.compose import leaves
 from ..config.errors import UserError
+from ..config.metrics_log import METRICS_FILE
 from ..config.schema import RunConfig, WandbMode
 from .run_files import FINISHED_FILE, RunFiles
 from .sweep_files import sweep_of
@@ -73,7 +74,7 @@ def track(run_dir: Path, stopped: threading.Event) -> None:
     seen = tracked.starting_step
     code = 0
     try:
-        for number, record in follow(run_dir / "metrics.jsonl", run_dir / FINISHED_FILE, stopped):
+        for number, record in follow(run_dir / METRICS_FILE, run_dir / FINISHED_FILE, stopped):
             if number >= seen:
                 tracked.log({**_named(record), "step": record["step"]}, step=number)
         code = 0 if (run_dir / FINISHED_FILE).exists() else 143

@@ -8,10 +8,10 @@ from typing import Any
 
 from ..analysis.run_files import FINISHED_FILE
 from ..analysis.sentinel.files import alarms
+from ..config.metrics_log import METRICS_FILE
 from ..rollout.progress import PROGRESS_FILE
 from ..trainer.paused import paused
 
-METRICS_FILE = "metrics.jsonl"
 _STEPS_TIMED = 10
 
 

@@ -3,7 +3,6 @@
 Nothing in a file is executed: what is not tensors, arrays and plain values is refused.
 """
 
-import math
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,6 +14,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from ..stats import finite
 from .dump_rows import Malformed, Sample, items, joined, keep, match, sample, task
 from .source import About, Step, spans
 
@@ -262,9 +262,8 @@ class DumpSource:
             reward = next((reward[key] for key in _REWARD_KEYS if key in reward), None)
         with suppress(AttributeError, ValueError, RuntimeError):
             reward = cast(Any, reward).item()  # of a tensor or an array of one number
-        with suppress(OverflowError):
-            if isinstance(reward, int | float) and math.isfinite(reward):
-                return float(reward)
+        if (known := finite(reward)) is not None:
+            return float(known)
         self._warn("samples have no reward that is a number, or one named score, reward or acc")
         return float("nan")
 

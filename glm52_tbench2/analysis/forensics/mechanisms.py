@@ -1,13 +1,13 @@
 """The mechanisms, each judged on pieces of evidence; docs/forensics.md explains their limits."""
 
 from itertools import pairwise, takewhile
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
 from ...config.schema import Sign
 from ..sentinel.detectors import AGREED, KL
 from ..sentinel.files import Alarm
-from ..stats import task_means
+from ..stats import mean_reward
 from .evidence import Account, Evidence, Mechanism
 from .examine import Examination
 from .measures import Measures, by_age, by_task
@@ -239,32 +239,28 @@ def silent(found: Examination) -> tuple[list[Evidence], Account]:
 
 def no_signal(found: Examination) -> tuple[list[Evidence], Account]:
     """Groups agree, and not because their tasks were learned."""
-    numbers = found.measures
-    agree, rise = _agree_since(numbers), _rise(found)
-    fell = numbers.sign(Sign.reward_collapse)
+    (agreed, since), rise = _agreed(found.measures), _rise(found)
+    fell = found.measures.sign(Sign.reward_collapse)
     evidence = [
-        Evidence("groups agree", 3, _known(agree is not None, bool(numbers.values("silent"))),
-            _agreement(numbers), needed=True),
+        agreed,
         Evidence("not learned", 2, None if rise is None else rise < _ROSE, _rewards(found),
             needed=True),
         Evidence("not lost", 3, _known(fell is None, rise is not None),
             fell.sentence if fell else "training reward is not lost"),
     ]  # fmt: skip
-    return evidence, Account(since=agree)
+    return evidence, Account(since=since)
 
 
 def saturation(found: Examination) -> tuple[list[Evidence], Account]:
     """What these tasks can teach is learned."""
-    numbers = found.measures
-    agree, rise = _agree_since(numbers), _rise(found)
+    (agreed, since), rise = _agreed(found.measures), _rise(found)
     evidence = [
-        Evidence("groups agree", 3, _known(agree is not None, bool(numbers.values("silent"))),
-            _agreement(numbers), needed=True),
+        agreed,
         Evidence("learned", 2, None if rise is None else rise >= _ROSE, _rewards(found),
             needed=True),
         _calm(found, 1),
     ]  # fmt: skip
-    return evidence, Account(since=agree)
+    return evidence, Account(since=since)
 
 
 def harmless(found: Examination) -> set[str]:
@@ -293,11 +289,15 @@ def _agree_since(numbers: Measures) -> int | None:
     return next(step for step in steps[agree[-1] - count :] if values[step] >= AGREED)
 
 
-def _agreement(numbers: Measures) -> str:
-    share = numbers.late("silent")
-    if share is None:
-        return "whether groups agree is unknown"
-    return f"at the end {share:.0%} of groups carry no signal (median of {numbers.edge} steps)"
+def _agreed(numbers: Measures) -> tuple[Evidence, int | None]:
+    """Whether nearly all groups carry no signal at the end, and since which step."""
+    since, share = _agree_since(numbers), numbers.late("silent")
+    told = (
+        "whether groups agree is unknown" if share is None
+        else f"at the end {share:.0%} of groups carry no signal (median of {numbers.edge} steps)"
+    )  # fmt: skip
+    holds = _known(since is not None, bool(numbers.values("silent")))
+    return Evidence("groups agree", 3, holds, told, needed=True), since
 
 
 def _collapsing(numbers: Measures) -> Alarm | None:
@@ -338,11 +338,8 @@ def _held_out_lost(found: Examination, weight: float, needed: bool = False) -> E
 
 def _since_held_out(found: Examination) -> Account:
     """From the last evaluation that is nearer to the best one than to the last, to the next."""
-    rewards = {
-        step: mean(task_means(tasks).values())
-        for step, tasks in sorted(found.about.evals.items())
-        if tasks
-    }
+    evals = found.about.evals
+    rewards = {step: mean_reward(evals[step]) for step in sorted(evals) if evals[step]}
     *_, last = rewards.values()
     middle = (max(rewards.values()) + last) / 2
     held = max(step for step, reward in rewards.items() if reward > middle)

@@ -98,11 +98,8 @@ def _doubt(found: Examination) -> str:
             "that are needed"
         )
     last = numbers.steps[-numbers.edge :]
-    for what, known in (
-        ("log-probs of both sides", numbers.scored),
-        ("rewards", list(numbers.values("reward"))),
-    ):
-        missing = len(set(last) - set(known))
+    for what, name in (("log-probs of both sides", "drift"), ("rewards", "reward")):
+        missing = sum(name not in numbers.series[step] for step in last)
         if 2 * missing > len(last):
             where = f"{missing} of the last {len(last)} steps"
             return f"Undetermined: {what} are missing or not finite in {where}"

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...config.schema import SentinelConfig, Sign
 from ...config.words import counted
-from ..stats import paired_change, sign_test, task_means
+from ..stats import mean_reward, paired_change, sign_test
 from .growth import growth
 from .history import History, visits_per_task
 
@@ -333,7 +333,7 @@ DETECTORS: dict[Sign, Detector] = {
 
 
 def _reward(history: History, step: int) -> float:
-    return mean(task_means(history.evals[step]).values())
+    return mean_reward(history.evals[step])
 
 
 def _tasks_with_giants(history: History) -> list[str]:

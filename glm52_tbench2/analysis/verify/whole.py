@@ -11,6 +11,7 @@ import numpy as np
 from ...config.compose import leaves
 from ...config.errors import UserError
 from ...config.identity import Identity, load_identity
+from ...config.metrics_log import METRICS_FILE
 from ...config.words import counted
 from ..run_files import RunFiles
 from .step_files import TOKEN_COLUMNS, TRAIN_COLUMNS, Damaged, StepFile
@@ -253,7 +254,7 @@ def _logged(found: Findings, kind: str, step: int, generated: int) -> None:
 
 
 def _metrics(found: Findings) -> None:
-    path = found.run.path / "metrics.jsonl"
+    path = found.run.path / METRICS_FILE
     try:
         lines = path.read_text(errors="replace").splitlines() if path.exists() else []
     except OSError as error:
